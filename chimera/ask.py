@@ -245,12 +245,7 @@ def answer(
         0, or `WITHHELD` if no source supports an answer, or `WAITS` if a person has to confirm the decision.
     """
     from chimera.core.secrets import load_secrets
-<<<<<<< HEAD
-    from chimera.core.toy import toy_parts, warning
     from chimera.run.policies import learned_slots, live
-=======
-    from chimera.run.policies import live
->>>>>>> mirror
     from chimera.run.seals import checked
     from chimera.serving.bundled import toy_parts, warning
     from chimera.show.card import show

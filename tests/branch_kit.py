@@ -5,13 +5,13 @@ import json
 from dataclasses import replace
 
 from fake_bench import FakeBench
+from record_kit import answered
 
 from agents.roles import ROLES
 from agents.visit.prompting import opening
 from agents.visit.record import ModelCall, dump
 from chimera.run.directory import Run
 from chimera.serving.embedded.checkpoint import NANO
-from evaluation.records.rollouts import RolloutRecord
 from evaluation.traces import spans
 
 REFINER = "HypothesisRefiner"
@@ -52,11 +52,7 @@ def record(run, number, version="nano@0", **other):
         ],
         run.path / trace,
     )
-    made = RolloutRecord(
-        rollout_id=name, task_id=f"t{number}", source="generated", level=1, phase="gather", repeat=0, seed=1, attempt=1,
-        status="succeeded", error=None, label="yes", answer="yes", decision="GO", reward=1.0, trace=trace,
-    )  # fmt: skip
-    return replace(made, **other)
+    return answered(name, f"t{number}", **({"seed": 1, "trace": trace} | other))
 
 
 def said(call, text):

@@ -325,6 +325,12 @@ class ScriptedOpenAI:
     def role(request):
         return request["messages"][0]["content"].partition(".")[0].removeprefix("You are the ")
 
+    @staticmethod
+    def justified(request):
+        """A hook: the supervisor justifies what a policy has chosen."""
+        chosen = json.loads(request["messages"][1]["content"]).get("chosen")
+        return {"choice": chosen, "justification": "it was chosen"} if chosen else None
+
     async def answer(self, request):
         self.requests.append(request)
         found = None

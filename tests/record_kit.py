@@ -1,10 +1,12 @@
 """Records of rollouts for tests that need their results and no traces."""
 
+from chimera.core.types import DECISION_OF_LABEL
 from evaluation.records.rollouts import RolloutRecord
 
 
-def scored(rollout_id, task_id, reward, **changes):
-    """A rollout of a task whose label is yes: answered so for `reward`, or failed without one."""
+def answered(rollout_id, task_id, answer="yes", reward=1.0, /, **changes):
+    """A rollout of a task whose label is yes; it failed if `answer` is None."""
+    failed = answer is None
     fields = {
         "rollout_id": rollout_id,
         "task_id": task_id,
@@ -14,11 +16,16 @@ def scored(rollout_id, task_id, reward, **changes):
         "repeat": 0,
         "seed": 0,
         "attempt": 1,
-        "status": "failed" if reward is None else "succeeded",
-        "error": "no JSON" if reward is None else None,
+        "status": "failed" if failed else "succeeded",
+        "error": "no JSON" if failed else None,
         "label": "yes",
-        "answer": None if reward is None else "yes",
-        "decision": None if reward is None else "GO",
-        "reward": reward,
+        "answer": answer,
+        "decision": None if failed else DECISION_OF_LABEL[answer],
+        "reward": None if failed else reward,
     }
     return RolloutRecord(**(fields | changes))
+
+
+def scored(rollout_id, task_id, reward, **changes):
+    """A rollout that answered yes for `reward`, or failed without one."""
+    return answered(rollout_id, task_id, None if reward is None else "yes", reward, **changes)

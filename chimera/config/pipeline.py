@@ -18,11 +18,6 @@ from pydantic import (
 )
 
 from chimera.config.loader import ConfigSection
-<<<<<<< HEAD
-=======
-from chimera.core.errors import ConfigError, suggestion
-from chimera.core.imports import load_named
->>>>>>> mirror
 
 PROTOCOL = {"novelty": 0.1, "feasibility": 0.2, "impact": 0.3, "clarity": 0.15, "efficiency": 0.05}
 DEFAULT: Mapping[str, Mapping[str, Any]] = {

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 
 import pytest
+from message_kit import refused
 
 from agents.visit.record import ModelCall, ToolUse
 from chimera.config.roles import JUNIORS
@@ -106,7 +107,7 @@ class Overdue(Hanging):
 async def test_a_role_that_takes_too_long_fails_and_its_model_call_is_cancelled(society_kit, role, how):
     hanging = Overdue()
     society = society_kit.make(society_kit.Model(**{role: [hanging]}), node_timeout_s=3600, node_retries=3)
-    with pytest.raises(RoleError, match=f"^{role}: took longer than 3600 s: raise society.node_timeout_s") as caught:
+    with refused(RoleError, role, "3600 s", "society.node_timeout_s") as caught:
         await (society.run(society_kit.brief) if how == "run" else drain(society.stream(society_kit.brief)))
     assert caught.value.role == role
     assert hanging.cancelled.is_set()

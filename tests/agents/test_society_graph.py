@@ -10,6 +10,7 @@ from typing import get_type_hints
 import pytest
 from langgraph.errors import GraphRecursionError
 from langgraph.runtime import Runtime
+from message_kit import refused
 
 import agents.society as society_module
 from agents.context import RunContext, SupervisorChoice
@@ -314,7 +315,7 @@ async def test_an_evaluator_that_fails_is_named(society_kit):
     async def fail(state, brief):
         raise ModelError("the judge is away")
 
-    with pytest.raises(RoleError, match=r"^Evaluation: the judge is away"):
+    with refused(RoleError, "Evaluation", "the judge is away"):
         await society_kit.make(society_kit.Model(), evaluate=fail).run(society_kit.brief)
 
 

@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 
 import pytest
+from message_kit import refused
 
 from chimera.core.errors import ConfigError, ModelError, RunError
 from chimera.data.tasks import load
@@ -35,25 +36,12 @@ def trained(scripted_run, server):
     """A run with endpoints for models and a bandit that went live: stages base and bandit, four held-out tasks."""
     from agents.policies.bandit import BanditPolicy, Settings
 
-    server.hooks.append(obedient(server))
+    server.hooks.append(server.justified)
     with scripted_run.own() as run:
         supervisor = Policy("choice", "Supervisor", "Supervisor@bandit", "models/Supervisor/bandit")
         BanditPolicy(Settings.of(BanditSettings(), 0)).save(run.path / supervisor.folder)
         run.ledger(WENT_LIVE, phase="bandit", policy=supervisor.dump())
     return run
-
-
-def obedient(server):
-    """A supervisor that justifies what a policy has chosen."""
-
-    def hook(request):
-        if server.role(request) == "Supervisor" and (
-            chosen := json.loads(request["messages"][1]["content"]).get("chosen")
-        ):
-            return {"choice": chosen, "justification": "it was chosen"}
-        return None
-
-    return hook
 
 
 def evaluate(run, *arguments):
@@ -143,7 +131,7 @@ def test_a_policy_that_was_exchanged_is_named_and_not_evaluated(trained, server)
         seal(run)
     before, file = len(server.requests), trained.path / "models/Supervisor/bandit/policy.json"
     file.write_text(file.read_text().replace('"events": 0', '"events": 9'))
-    with pytest.raises(RunError, match=r"bandit/policy\.json is not what the run wrote, by the hash in its ledger"):
+    with refused(RunError, "bandit/policy.json", "hash"):
         evaluate(trained, "--stages", "bandit")
     assert len(server.requests) == before
 
@@ -203,29 +191,22 @@ def test_a_server_that_is_gone_ends_the_evaluation_and_what_was_made_stays(train
 def test_models_other_than_the_runs_are_refused(trained):
     config = trained.path / "config.yaml"
     config.write_text(config.read_text().replace("scripted-senior", "another-model"))
-    with pytest.raises(RunError, match="was made with senior=scripted-senior, but another-model is served"):
+    with refused(RunError, "senior=scripted-senior", "another-model"):
         evaluate(trained)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["models.junior.temperature=0"], r"models.junior.temperature cannot be changed here"),
-        (["--judge", "rubric"], "neither checklist, none nor MODEL@URL"),
-        (["--limit", "9"], "there are 8 tasks in the val split"),
+        (["models.junior.temperature=0"], "models.junior.temperature"),
+        (["--judge", "rubric"], ("checklist", "none", "MODEL@URL")),
+        (["--limit", "9"], ("--limit 9", "8 tasks", "val split")),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_is_asked(trained, server, arguments, message):
-    with pytest.raises(ConfigError, match=message):
+    with refused(ConfigError, message):
         evaluate(trained, *arguments)
     assert server.requests == []
-
-
-def test_a_second_judge_behind_an_endpoint(trained, server):
-    evaluate(trained, "--stages", "base", "--judge", f"other-judge@{server.url}")
-    asked = [request for request in server.requests if request["model"] == "other-judge"]
-    assert len(asked) >= 4
-    assert report_of(trained)["judges"]["auditor"] == "other-judge"
 
 
 BLOCK = f"""

@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from message_kit import refused
 
 from agents.context import Candidates
 from agents.policies.bandit import BanditPolicy, Settings, load_policy
@@ -129,7 +130,7 @@ def test_a_report_that_was_changed_is_refused(trained, tmp_path):
     report(trained, {"base:sft": {"alignment": FIGURES}})
     file = trained.path / "report" / "report.json"
     file.write_text(file.read_text().replace("0.75", "0.95"))
-    with pytest.raises(RunError, match=r"report/report.json is not what the run wrote, .*: evaluate the run again"):
+    with refused(RunError, "report/report.json", "evaluate the run again"):
         exported(trained, "Geneticist", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -148,7 +149,7 @@ def test_an_exported_choice_is_the_learned_one(trained, tmp_path, society_kit):
 def test_a_damaged_file_is_named_and_nothing_is_written(trained, tmp_path):
     file = trained.path / "models" / "junior" / "sft" / "tokenizer.json"
     file.write_text(file.read_text() + " ")
-    with pytest.raises(RunError, match=r"models/junior/sft.* is not what the run wrote, by the hash in its ledger"):
+    with refused(RunError, "models/junior/sft", "hash", "restore it"):
         exported(trained, "Neurologist", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -157,18 +158,18 @@ def test_a_folder_that_is_not_empty_is_left_alone(trained, tmp_path):
     (tmp_path / "out").mkdir()
     exported(trained, "Geneticist", tmp_path / "out")
     before = {file: file.read_bytes() for file in (tmp_path / "out").iterdir()}
-    with pytest.raises(ConfigError, match=r"--out .*out is not empty: name a new folder, or empty this one yourself"):
+    with refused(ConfigError, "--out", tmp_path / "out", "name a new folder"):
         exported(trained, "HypothesisRefiner", tmp_path / "out")
     assert before == {file: file.read_bytes() for file in (tmp_path / "out").iterdir()}
-    with pytest.raises(ConfigError, match="is a file: name a new folder"):
+    with refused(ConfigError, "--out", "README.md", "name a new folder"):
         exported(trained, "Geneticist", tmp_path / "out" / "README.md")
 
 
 def test_a_role_that_learned_nothing_is_refused_in_words(trained, tmp_path):
     learned = "Geneticist, HypothesisRefiner, Neurologist, Pharmacologist, Supervisor"
-    with pytest.raises(RunError, match=rf"PeerReviewer has learned nothing .* models.board, .*: {learned}$"):
+    with refused(RunError, "PeerReviewer", "models.board", learned):
         exported(trained, "PeerReviewer", tmp_path / "out")
-    with pytest.raises(ConfigError, match="there is no such role; did you mean 'HypothesisRefiner'"):
+    with refused(ConfigError, "--role Refiner", "'HypothesisRefiner'"):
         exported(trained, "Refiner", tmp_path / "out")
 
 

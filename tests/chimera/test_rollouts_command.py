@@ -11,6 +11,7 @@ from collections import Counter
 import psutil
 import pytest
 import yaml
+from message_kit import refused
 
 from chimera.core.errors import ConfigError
 from chimera.run.chain import read_chain
@@ -216,32 +217,22 @@ asyncio.run(main())
     assert (done.returncode, done.stderr) == (130, f"\nstopping; once more kills at once\n{said}\n")
 
 
-def test_an_unknown_phase_names_the_valid_ones():
-    command = [sys.executable, "-m", "chimera.train", "--phases", "gahter"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert (
-        done.stderr.strip()
-        == "error: there is no phase 'gahter', did you mean gather?: the phases are gather, sft, ppo, design, bandit"
-    )
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["gather.tasks=601"], "gather.tasks=601, but there are 600 training tasks"),
-        (["models.junior.path=/no/model"], "'/no/model' is no folder"),
+        (["gather.tasks=601"], ("gather.tasks=601", "600 training tasks")),
+        (["models.junior.path=/no/model"], ("models.*.path", "'/no/model'")),
         (
             [f"models.judge.{key}" for key in ("kind=endpoint", "base_url=http://localhost/v1", "model=m")]
             + ["models.judge.api_key_env=NO_SUCH_KEY"],
-            "NO_SUCH_KEY, which is not set",
+            ("models.judge.api_key_env", "NO_SUCH_KEY"),
         ),
     ],
 )
 def test_what_cannot_work_is_refused_before_the_name_is_taken(overrides, message, tmp_path):
     from chimera.train import main
 
-    with pytest.raises(ConfigError, match=re.escape(message)):
+    with refused(ConfigError, message):
         main(["--name", "taken", *overrides, f"runs_dir={tmp_path}/runs"])
     assert list(tmp_path.iterdir()) == []
 

@@ -7,6 +7,8 @@ import sys
 from dataclasses import replace
 
 import pytest
+from message_kit import refused
+from record_kit import answered
 
 from chimera import ask, trace
 from chimera.config.tree import Config
@@ -14,7 +16,6 @@ from chimera.core.errors import ChimeraError, ConfigError, RunError
 from chimera.run.directory import Run
 from chimera.serving.embedded.checkpoint import NANO
 from evaluation.records.rollout_index import find, recorded_rollouts
-from evaluation.records.rollouts import RolloutRecord
 from evaluation.traces.spans import Position, exchange_span, operation_span, outcome_span, write
 from evaluation.traces.token_records import Objective, TokenRecord, read_tokens, tokens_file, write_tokens
 
@@ -22,12 +23,9 @@ ANSWER = '{"evidence":["It fell."],"comparison":"c","claim":"d","answer":"yes"}'
 
 
 def rollout(number, task, phase, repeat=0, **changes):
-    rollout_id = f"ro-{number:012x}"
-    values = {"status": "succeeded", "error": None, "answer": "yes", "decision": "GO", "reward": 1.5, **changes}
-    return RolloutRecord(
-        rollout_id=rollout_id, task_id=task, source="generated", level=1, phase=phase, repeat=repeat, seed=1,
-        attempt=1, label="yes", outputs={"research_goal": f"Does {task} work?"}, **values,
-    )  # fmt: skip
+    outputs = {"research_goal": f"Does {task} work?"}
+    fields = {"phase": phase, "repeat": repeat, "reward": 1.5, "outputs": outputs} | changes
+    return answered(f"ro-{number:012x}", task, **fields)
 
 
 LEARNED = rollout(0xABC1, "t-1", "ppo", trace="traces/ppo/a.jsonl.gz")
@@ -116,7 +114,7 @@ def test_the_wrong_answers_are_listed_with_who_lost_each(tmp_path, capsys):
     assert "  1 lost by supervisor: a junior was right, another was selected" in lines
     of_phase = shown(capsys, "mine", "--wrong", "--phase", "ppo", f"runs_dir={tmp_path}")
     assert "1 of 1 answers are wrong" in of_phase
-    with pytest.raises(ConfigError, match=r"--wrong lists .* leave 'ro-1' out"):
+    with refused(ConfigError, "--wrong", "leave 'ro-1' out"):
         trace.main(["mine", "ro-1", "--wrong", f"runs_dir={tmp_path}"])
 
 
@@ -144,19 +142,19 @@ def test_a_task_is_found_in_all_phases_or_in_one(runs, capsys):
 @pytest.mark.parametrize(
     ("argv", "error", "complaint"),
     [
-        (["mine", "ro-00000000abd9"], RunError, "did you mean 'ro-00000000abd3'"),
-        (["mine", "t2"], RunError, "no rollout and no task 't2' here: did you mean 't-2'"),
-        (["mine", "nosuch"], RunError, "no task 'nosuch' here: the first rollouts are ro-000000000001, "),
-        (["mine", "ro-fedcba987654"], RunError, "'ro-fedcba987654' here: the first rollouts are ro-000000000001, "),
-        (["mine", "ro-00000000abc"], RunError, r"2 rollouts begin .*\(ro-00000000abc1, ro-00000000abc2\)"),
-        (["mine", "--phase", "pppo"], RunError, "did you mean 'ppo'"),
-        (["mime"], RunError, "did you mean 'mine'"),
-        (["mine", "--html", "x.html"], ConfigError, "--html is about one rollout"),
-        (["mine", "t-2", "seed=3"], ConfigError, "seed has no effect"),
+        (["mine", "ro-00000000abd9"], RunError, "'ro-00000000abd3'"),
+        (["mine", "t2"], RunError, ("'t2'", "'t-2'")),
+        (["mine", "nosuch"], RunError, ("'nosuch'", "ro-000000000001")),
+        (["mine", "ro-fedcba987654"], RunError, ("'ro-fedcba987654'", "ro-000000000001")),
+        (["mine", "ro-00000000abc"], RunError, ("2 rollouts", "ro-00000000abc1, ro-00000000abc2")),
+        (["mine", "--phase", "pppo"], RunError, ("'pppo'", "'ppo'")),
+        (["mime"], RunError, ("'mime'", "'mine'")),
+        (["mine", "--html", "x.html"], ConfigError, ("--html", "one rollout")),
+        (["mine", "t-2", "seed=3"], ConfigError, ("seed", "leave it out")),
     ],
 )
 def test_what_is_not_there_is_answered_with_the_nearest(runs, argv, error, complaint):
-    with pytest.raises(error, match=complaint):
+    with refused(error, complaint):
         trace.main([*argv, "--runs-dir", str(runs)])
 
 
@@ -170,7 +168,7 @@ def test_only_what_has_to_be_given_is_called_required(capsys):
 
 def test_a_run_without_rollouts_says_what_to_do(tmp_path):
     Run.create("new", Config(runs_dir=tmp_path)).close()
-    with pytest.raises(ChimeraError, match="no rollouts yet: python -m chimera"):
+    with refused(ChimeraError, "'new'", "python -m chimera.train --resume --name new"):
         trace.main(["new", "--runs-dir", str(tmp_path)])
 
 
@@ -215,7 +213,7 @@ def test_a_page_is_written_with_the_models_own_tokens(runs, tmp_path, capsys):
     text = file.read_text(encoding="utf-8")
     assert text.count('title="advantage +0.2500') == len(ids_of(ANSWER))
     assert ">evidence</span>" in text
-    with pytest.raises(RunError, match=r"--html=.*cannot be written"):
+    with refused(RunError, "--html=", tmp_path, "name another file"):
         trace.main(["mine", "ro-00000000abc1", "--html", str(tmp_path), "--runs-dir", str(runs)])
 
 

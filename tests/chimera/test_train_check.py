@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from message_kit import refused
 
 from chimera.core.errors import ConfigError, RunError
 from chimera.serving.embedded.checkpoint import NANO, load_checkpoint
@@ -23,18 +24,16 @@ def model(tmp_path):
     return shutil.copytree(NANO, tmp_path / "model")
 
 
-@pytest.mark.parametrize("name", ["../../x", "a b", "", "x" * 65])
-def test_a_name_that_no_run_can_have_is_refused_before_anything_else(check, name, tmp_path):
-    with pytest.raises(RunError, match="cannot name a run") as caught:
-        check("--name", name, "data.path=nofile.csv")
-    assert repr(name) in str(caught.value)
+def test_a_name_that_no_run_can_have_is_refused_before_anything_else(check, tmp_path):
+    with refused(RunError, "'../../x'", "cannot name a run"):
+        check("--name", "../../x", "data.path=nofile.csv")
     assert not (tmp_path / "runs").exists()
 
 
 def test_a_name_that_a_run_has_is_refused(check, tmp_path):
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     (tmp_path / "runs" / "mine" / "notes.txt").touch()
-    with pytest.raises(RunError, match=r"run 'mine' exists in .*: choose another name"):
+    with refused(RunError, "'mine'", "choose another name"):
         check("--name", "mine")
 
 
@@ -76,7 +75,7 @@ def test_a_broken_model_is_refused_as_the_run_does_it(check, model, break_it):
 def test_weights_that_training_could_not_find_are_refused(check, model):
     (model / "model.safetensors").rename(model / "other.safetensors")
     assert check(f"models.judge.path={model}", "models.judge.kind=embedded") == 0
-    with pytest.raises(ConfigError, match=r"model has no \*\.safetensors file"):
+    with refused(ConfigError, "*.safetensors", "save_pretrained"):
         check(f"models.junior.path={model}")
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from message_kit import refused
 from starlette.testclient import TestClient
 
 from chimera import ask, export, study, trace, train
@@ -87,7 +88,7 @@ EVAL = ["--split=val", "--stages=base", "--limit=2", "rollouts.concurrency=2"]
 @pytest.fixture
 def here(recorded, tmp_path, monkeypatch, scripted_key, scripted_openai):
     """The current folder, with the run in `runs/evil` and its code beside."""
-    scripted_openai.hooks[:] = [lambda request: obedient(scripted_openai, request)]
+    scripted_openai.hooks[:] = [scripted_openai.justified]
     scripted_openai.requests.clear()
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -102,13 +103,6 @@ def here(recorded, tmp_path, monkeypatch, scripted_key, scripted_openai):
     scripted_openai.hooks.clear()
     for name in [name for name in sys.modules if name.partition(".")[0] in ("runs", "payload")]:
         del sys.modules[name]
-
-
-def obedient(server, request):
-    """A supervisor that justifies what a policy has chosen."""
-    payload = json.loads(request["messages"][1]["content"])
-    chosen = payload.get("chosen") if server.role(request) == "Supervisor" else None
-    return {"choice": chosen, "justification": "it was chosen"} if chosen else None
 
 
 def merged(below, above):
@@ -206,14 +200,14 @@ def test_answers_of_a_run_start_no_tool_or_model_that_only_the_run_names(here, p
     if place in OF_TRAINING:
         command(here)
     else:
-        refused(command, here, place)
+        asks_for_trust(command, here, place)
     assert not executed(here)
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_run_goes_on_with_code_that_the_user_names_only(here, place):
     plant(here / "runs/evil", PLACES[place][0])
-    refused(resume, here, place)
+    asks_for_trust(resume, here, place)
     assert not executed(here)
 
 
@@ -231,7 +225,7 @@ def test_a_study_goes_on_with_no_code_of_a_run_in_its_folder(here):
     assert not executed(here)
 
 
-def refused(command, here, place):
+def asks_for_trust(command, here, place):
     """The command refuses in one sentence: what would have run, where it is named, and what to do."""
     with pytest.raises(ConfigError) as caught:
         command(here)
@@ -247,20 +241,20 @@ def refused(command, here, place):
 
 def test_what_the_user_names_now_is_imported(here):
     plant(here / "runs/evil", PLACES["pipeline.mine.algorithm"][0])
-    with pytest.raises(ConfigError, match=f"the module {MODULE} has no Evil"):
+    with refused(ConfigError, MODULE, "Evil"):
         train.main(["--resume", "--name", "evil", "--trust", MODULE])
     assert executed(here)
 
 
 def test_the_settings_of_a_new_run_are_the_user_s_own(here):
-    with pytest.raises(ConfigError, match=f"the module {MODULE} has no Evil"):
+    with refused(ConfigError, MODULE, "Evil"):
         train.main(["--check", f"pipeline.mine.algorithm={MODULE}:Evil"])
     assert executed(here)
 
 
 def test_a_tool_that_the_command_line_names_is_the_user_s_own(here):
     plant(here / "runs/evil", PLACES["roles.Geneticist.tools"][0])
-    with pytest.raises(ConfigError, match="the module no_such_module cannot be imported"):
+    with refused(ConfigError, "roles.Geneticist.tools", "no_such_module"):
         ask.main(["--run", "evil", "--task", TASK, "roles.Geneticist.tools=[no_such_module:tool]"])
     assert not executed(here)
 
@@ -268,17 +262,17 @@ def test_a_tool_that_the_command_line_names_is_the_user_s_own(here):
 def test_a_program_is_trusted_with_its_arguments(here):
     plant(here / "runs/evil", PLACES["tools.mcp.lab.command"][0])
     for name in (sys.executable, "runs/evil/payload.py", "lab", f"{shlex.join(PROGRAM)} --more"):
-        with pytest.raises(ConfigError, match=r"\(tools\.mcp\.lab\.command\)"):
+        with refused(ConfigError, "tools.mcp.lab.command", "--trust"):
             ask.main(["--run", "evil", "--task", TASK, "--trust", name])
     assert not executed(here)
-    with pytest.raises(ConfigError, match="does not work as an MCP server"):
+    with refused(ConfigError, "tools.mcp.lab", "MCP server"):
         ask.main(["--run", "evil", "--task", TASK, "--trust", shlex.join(PROGRAM)])
     assert executed(here)
 
 
 def test_arguments_of_the_run_are_not_trusted_with_a_program_of_the_user_s_own(here):
     plant(here / "runs/evil", PLACES["models.junior.python"][0])
-    with pytest.raises(ConfigError, match=r"start /my/python --enforce-eager \(models\.junior\.python\)"):
+    with refused(ConfigError, "/my/python --enforce-eager", "models.junior.python", "--trust"):
         train.main(["--resume", "--name", "evil", "models.junior.kind=vllm", "models.junior.python=/my/python"])
 
 
@@ -325,7 +319,7 @@ def test_a_chat_template_runs_nothing_and_reads_nothing(here, serving_model, tem
     for command in (list_rollouts, show_rollout, view, write_out):
         command(here)
     checkpoint = load_checkpoint("runs/evil/model", "float32")
-    with pytest.raises(BadRequest, match="the model's chat template refuses them: "):
+    with refused(BadRequest, "chat template"):
         TextSide(checkpoint, ServingConfig()).chat.encode([ChatMessage(role="user", content="a question")], [])
     assert not executed(here)
 
@@ -334,7 +328,7 @@ def test_a_provider_is_no_module(here):
     plant(here / "runs/evil", {"models": {"junior": {"provider": "payload", "base_url": None}}})
     for command in (list_rollouts, show_rollout, view, write_out):
         command(here)
-    with pytest.raises(ChimeraError, match="Unsupported provider='payload'"):
+    with refused(ChimeraError, "provider='payload'", lines=None):
         ask_run(here)
     assert not executed(here)
 

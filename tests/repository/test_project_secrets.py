@@ -13,6 +13,7 @@ from urllib.parse import quote
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from message_kit import refused
 
 from chimera.core.errors import ConfigError
 from chimera.core.secrets import (
@@ -76,7 +77,7 @@ def test_what_libraries_look_up_themselves_is_put_into_the_environment(clean: Pa
 
 def test_an_unreadable_file_is_one_clear_error_and_hides_no_other(clean: Path):
     (clean / ".env").write_bytes(b"TAVILY_API_KEY=\xff\xfe\x00")
-    with pytest.raises(ConfigError, match=r"\.env cannot be read as UTF-8"):
+    with refused(ConfigError, ".env", "UTF-8"):
         load_secrets()
     command = [sys.executable, "-m", "chimera", "trian"]
     ended = subprocess.run(command, check=False, cwd=clean, capture_output=True, text=True)

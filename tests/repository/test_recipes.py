@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import recipe_kit as kit
+from message_kit import refused
 
 pytestmark = pytest.mark.whole
 
@@ -122,7 +123,7 @@ def test_data_of_your_own_are_read_and_played(checkout):
 
 def test_a_block_that_no_longer_fits_the_code_is_noticed(checkout):
     text = '```diff title="agents/roles.py"\n a line that is not there\n+another\n```\n'
-    with pytest.raises(AssertionError, match=r"agents/roles\.py holds this 0 times"):
+    with refused(AssertionError, "agents/roles.py", "0 times", lines=None):
         kit.apply(text, checkout)
 
 
@@ -169,10 +170,10 @@ def test_an_adviser_works_again_in_each_revision_and_counts_none(checkout):
         (
             "    Statistician: RoleConfig",
             "    Another: RoleConfig",
-            "the role Statistician of agents/roles.py has no slot",
+            ("Statistician", "agents/roles.py", "no slot"),
         ),
-        ("advises=DESIGNER", 'advises="Geneticist"', "advises Geneticist, which reads no advice: it can advise"),
-        ('{"advice": {**state.get("advice", {}), role', '{"notes": {role', "Statistician: it writes notes, which the"),
+        ("advises=DESIGNER", 'advises="Geneticist"', ("advises Geneticist", "reads no advice")),
+        ('{"advice": {**state.get("advice", {}), role', '{"notes": {role', ("Statistician", "notes")),
     ],
 )
 def test_a_role_that_is_half_added_is_an_error_in_words(checkout, old, new, sentence):
@@ -181,5 +182,5 @@ def test_a_role_that_is_half_added_is_an_error_in_words(checkout, old, new, sent
     assert len(found) == 1
     found[0].write_text(found[0].read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
     (checkout / "revised.py").write_text(REVISED)
-    with pytest.raises(AssertionError, match=re.escape(sentence)):
+    with refused(AssertionError, sentence, lines=None):
         kit.run(f"python revised.py {kit.ROOT / 'tests'}", checkout)

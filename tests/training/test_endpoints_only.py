@@ -21,14 +21,8 @@ def train(*arguments):
     return done.returncode, done.stdout + done.stderr
 
 
-def justified(request):
-    """The supervisor justifies the hypothesis that it is given."""
-    chosen = json.loads(request["messages"][1]["content"]).get("chosen")
-    return None if chosen is None else {"choice": chosen, "justification": "it was given"}
-
-
 def test_the_check_names_the_phases_that_need_weights_and_its_command_trains_the_rest(scripted_openai, tmp_path):
-    scripted_openai.hooks.append(justified)
+    scripted_openai.hooks.append(scripted_openai.justified)
     endpoint = {"kind": "endpoint", "base_url": scripted_openai.url, "model": "scripted"}
     models = [f"models.{slot}.{key}={value}" for slot in SLOTS for key, value in endpoint.items()]
     few = [

@@ -7,10 +7,11 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from message_kit import refused
+from record_kit import answered
 from rich.console import Console
 
 from chimera.core.errors import ConfigError
-from chimera.core.types import DECISION_OF_LABEL
 from chimera.data.tasks import load
 from chimera.run.directory import Run
 from chimera.run.policies import Policy, live
@@ -21,22 +22,8 @@ from training.gate_rule import compare
 
 
 def record(task_id, reward, answer="yes", stage="base", status="succeeded"):
-    return RolloutRecord(
-        rollout_id=f"{stage}-{task_id}",
-        task_id=task_id,
-        source="generated",
-        level=1,
-        phase=f"gate-{stage}",
-        repeat=0,
-        seed=1,
-        attempt=1,
-        status=status,
-        error=None if status == "succeeded" else "broken",
-        label="yes",
-        answer=answer,
-        decision=DECISION_OF_LABEL.get(answer),
-        reward=reward,
-    )
+    fields = {"phase": f"gate-{stage}", "status": status, "error": None if status == "succeeded" else "broken"}
+    return answered(f"{stage}-{task_id}", task_id, answer, reward, **fields)
 
 
 def test_every_stage_gets_the_same_tasks_and_seeds():
@@ -52,7 +39,7 @@ def test_every_stage_gets_the_same_tasks_and_seeds():
 
 def test_more_tasks_than_validation_has_are_refused():
     config = load_config(None, ["data.size=60", "gate.tasks=13"])
-    with pytest.raises(ConfigError, match=r"gate.tasks=13, but there are 12 validation tasks"):
+    with refused(ConfigError, "gate.tasks=13", "12 validation tasks", "data.validation_share"):
         gate.check(config, load(config.data))
 
 

@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from record_kit import answered
 from scipy.special import ndtri
 from scipy.stats import multinomial
 
-from chimera.core.types import DECISION_OF_LABEL
 from evaluation.measures.comparison import compare as report_compare
 from evaluation.measures.comparison import judged
 from evaluation.measures.metrics import metrics_of
-from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import Plan, PlannedTask, Stage, StageAnswers
 from training import gate_power
 from training.configuration import load_config
@@ -24,23 +23,8 @@ CONFIG = load_config(overrides=["evaluation.resamples=20"])
 REWARDS = st.lists(st.floats(-1, 2), min_size=6, max_size=20)
 
 
-def record(task_id, reward, answer="yes", status="succeeded"):
-    return RolloutRecord(
-        rollout_id=f"ro-{task_id}",
-        task_id=task_id,
-        source="generated",
-        level=1,
-        phase="gate-base",
-        repeat=0,
-        seed=1,
-        attempt=1,
-        status=status,
-        error=None if status == "succeeded" else "broken",
-        label="yes",
-        answer=answer,
-        decision=DECISION_OF_LABEL.get(answer),
-        reward=reward,
-    )
+def record(task_id, reward, answer="yes"):
+    return answered(f"ro-{task_id}", task_id, answer, reward, phase="gate-base")
 
 
 def stage(right):
@@ -72,7 +56,7 @@ def test_the_same_rewards_may_go_live(rewards):
 
 def test_rewards_are_compared_where_both_have_one_and_right_answers_everywhere():
     before = [record("a", 1.0), record("b", None), record("c", 1.0, "no"), record("d", 2.0)]
-    after = [record("a", 2.0), record("b", 9.0), record("c", 3.0), record("d", None, None, status="failed")]
+    after = [record("a", 2.0), record("b", 9.0), record("c", 3.0), record("d", None, None)]
     found = compare(before, after, ("base", "ppo"), CONFIG)
     assert (found.reward.n, found.reward.difference) == (2, 1.5)
     assert (found.alignment.n, found.alignment.before, found.alignment.after) == (4, 0.75, 0.75)
@@ -82,7 +66,7 @@ def test_rewards_are_compared_where_both_have_one_and_right_answers_everywhere()
 def test_many_more_failures_are_worse_even_when_rewards_rise():
     before = [record(str(i), 1.0) for i in range(20)]
     after = [record(str(i), 1.5) for i in range(10)]
-    after += [record(str(i), None, None, status="failed") for i in range(10, 20)]
+    after += [record(str(i), None, None) for i in range(10, 20)]
     found = compare(before, after, ("base", "ppo"), CONFIG)
     assert found.verdict == "worse"
     assert "10 rollouts failed, 0 of base" in found.faults

@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+from message_kit import refused
 
 from chimera.core.errors import ConfigError
 from chimera.data.tasks import load
@@ -22,7 +23,14 @@ def phases(names, *overrides):
 
 
 def test_two_phases_may_not_train_one_slot_by_the_answers_of_different_roles():
-    with pytest.raises(ConfigError, match=r"pipeline\.refine and pipeline\.design would both train .* senior, by "):
+    with refused(
+        ConfigError,
+        "pipeline.refine",
+        "pipeline.design",
+        "slot senior",
+        "HypothesisRefiner",
+        "pipeline.design.shared=true",
+    ):
         phases("refine,design", *TWO, *SHARED)
     assert [one.plan.slot for one in phases("refine,design", *TWO)] == ["refiner", "senior"]
     shared = phases("refine,design", *TWO, *SHARED, "design.shared=true")
@@ -40,22 +48,24 @@ def test_a_plan_has_its_roles_in_the_order_of_the_society_and_each_slot_once():
     [
         (
             ["sft.roles=[Genetist]"],
-            "names 'Genetist', which is neither a role nor a group of roles: did you ",
+            ("pipeline.sft.roles", "'Genetist'", "'Geneticist'"),
         ),
-        (["sft.roles=[Judge]"], "Judge, which is no member of the society"),
-        (["gather.roles=juniors"], "the algorithm gather trains no role"),
-        (["bandit.roles=[Supervisor, Geneticist]"], "which only Supervisor makes"),
+        (["sft.roles=[Judge]"], ("pipeline.sft.roles", "Judge")),
+        (["gather.roles=juniors"], ("pipeline.gather.roles", "remove it")),
+        (["bandit.roles=[Supervisor, Geneticist]"], ("pipeline.bandit.roles", "Geneticist", "Supervisor")),
         (
             ["models.senior.kind=endpoint", "models.senior.base_url=http://x/v1", "models.senior.model=m"],
-            r"^ppo and design cannot run, because they train weights .* \(models.refiner.kind=endpoint, "
-            r"models.senior.kind=endpoint\): run what needs no weights with --phases gather,sft,bandit, or set these ",
+            (
+                "ppo and design",
+                "models.refiner.kind=endpoint, models.senior.kind=endpoint",
+                "--phases gather,sft,bandit",
+            ),
         ),
     ],
 )
 def test_what_cannot_work_is_one_sentence(overrides, complaint):
-    with pytest.raises(ConfigError, match=complaint) as caught:
+    with refused(ConfigError, complaint):
         phases(None, *overrides)
-    assert "\n" not in str(caught.value)
 
 
 GOOD = """
@@ -74,12 +84,15 @@ class Mine:
 @pytest.mark.parametrize(
     ("changed", "complaint"),
     [
-        (("class Mine", "class Other"), "the module unfit has no Mine"),
-        (("    Settings = PhaseSettings\n", ""), "it has no class Settings"),
-        (("= None", "= 'prompt'"), "its attribute part is none of"),
-        (("    async def learn(self, plan, settings, bench)", "    async def learn(self, plan)"), r"takes \(plan\)"),
-        (("async def learn", "def learn"), "its method learn is not async"),
-        (("from typing", "from typping"), r"cannot be imported \(ModuleNotFoundError: No module named 'typping'\)"),
+        (("class Mine", "class Other"), ("unfit", "Mine")),
+        (("    Settings = PhaseSettings\n", ""), ("unfit:Mine", "Settings")),
+        (("= None", "= 'prompt'"), ("attribute part", "'weights' and 'choice'")),
+        (
+            ("    async def learn(self, plan, settings, bench)", "    async def learn(self, plan)"),
+            ("learn takes (plan)", "(plan, settings, bench)"),
+        ),
+        (("async def learn", "def learn"), ("method learn", "async")),
+        (("from typing", "from typping"), ("unfit", "'typping'")),
     ],
 )
 def test_a_class_that_does_not_fit_is_refused_with_the_reason(tmp_path, monkeypatch, changed, complaint):
@@ -88,7 +101,7 @@ def test_a_class_that_does_not_fit_is_refused_with_the_reason(tmp_path, monkeypa
     assert find_algorithm("fits:Mine").part is None
     (tmp_path / "unfit.py").write_text(GOOD.replace(*changed))
     try:
-        with pytest.raises(ConfigError, match=complaint):
+        with refused(ConfigError, complaint):
             load_config(None, ["pipeline.mine.algorithm=unfit:Mine"])
     finally:
         sys.modules.pop("unfit", None)

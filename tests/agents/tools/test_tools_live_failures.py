@@ -8,6 +8,7 @@ from email.utils import format_datetime
 import httpx
 import pytest
 from live_kit import KEY, PUBMED_IDS, PUBMED_XML, QUICKGO, SERVICES, Clock, live_http
+from message_kit import refused
 
 from agents.tools.live.go import QuickGO
 from agents.tools.live.http import retry_after
@@ -21,26 +22,26 @@ from agents.tools.text.passages import ToolError
 @pytest.mark.parametrize(
     ("answer", "fault"),
     [
-        (httpx.Response(200, text="<html>Maintenance</html>"), "answered 200 with malformed JSON"),
-        (httpx.Response(200, text=""), "answered 200 with malformed JSON"),
-        (httpx.Response(200, json={"unexpected": []}), "answered 200 with malformed JSON"),
-        (httpx.Response(200, content=b"\xff\xfe{}"), "answered 200 with malformed JSON"),
-        (httpx.Response(400, text="bad query"), r"refused the search \(400\)"),
-        (httpx.Response(302, headers={"Location": "https://elsewhere.example"}), r"points to another address \(302\)"),
-        (httpx.Response(307, headers={"Location": "https://elsewhere.example"}), r"points to another address \(307\)"),
-        (httpx.Response(200, content=b"null"), "answered 200 with malformed JSON"),
-        (httpx.Response(200, content=b"7"), "answered 200 with malformed JSON"),
-        (httpx.Response(200, content=b"[" * 100_000), "answered 200 with malformed JSON"),
-        (httpx.Response(200, content=b'{"results": ["\\ud800"]}'), "answered 200 with malformed JSON"),
-        (httpx.Response(200, content=b'{"results": null, "studies": 7}'), "answered 200 with malformed JSON"),
-        (httpx.Response(429, json={"error": KEY}), r"is limiting our rate \(429\) after 3 tries"),
-        (httpx.Response(500, text=KEY), r"is failing \(500\) after 3 tries"),
-        (httpx.Response(503), r"is failing \(503\) after 3 tries"),
-        (httpx.ConnectError(f"no route with {KEY}"), r"cannot be reached \(ConnectError\)"),
-        (httpx.ReadError("reset"), r"cannot be reached \(ReadError\)"),
-        (httpx.RemoteProtocolError("garbage"), r"cannot be reached \(RemoteProtocolError\)"),
-        (httpx.DecodingError("gzip"), "sent an answer that cannot be decompressed"),
-        (httpx.Response(200, content=b" " * 8_000_001), "sent more than 8 MB"),
+        (httpx.Response(200, text="<html>Maintenance</html>"), "malformed JSON"),
+        (httpx.Response(200, text=""), "malformed JSON"),
+        (httpx.Response(200, json={"unexpected": []}), "malformed JSON"),
+        (httpx.Response(200, content=b"\xff\xfe{}"), "malformed JSON"),
+        (httpx.Response(400, text="bad query"), "400"),
+        (httpx.Response(302, headers={"Location": "https://elsewhere.example"}), "302"),
+        (httpx.Response(307, headers={"Location": "https://elsewhere.example"}), "307"),
+        (httpx.Response(200, content=b"null"), "malformed JSON"),
+        (httpx.Response(200, content=b"7"), "malformed JSON"),
+        (httpx.Response(200, content=b"[" * 100_000), "malformed JSON"),
+        (httpx.Response(200, content=b'{"results": ["\\ud800"]}'), "malformed JSON"),
+        (httpx.Response(200, content=b'{"results": null, "studies": 7}'), "malformed JSON"),
+        (httpx.Response(429, json={"error": KEY}), ("429", "3 tries")),
+        (httpx.Response(500, text=KEY), ("500", "3 tries")),
+        (httpx.Response(503), ("503", "3 tries")),
+        (httpx.ConnectError(f"no route with {KEY}"), "ConnectError"),
+        (httpx.ReadError("reset"), "ReadError"),
+        (httpx.RemoteProtocolError("garbage"), "RemoteProtocolError"),
+        (httpx.DecodingError("gzip"), "decompressed"),
+        (httpx.Response(200, content=b" " * 8_000_001), "8 MB"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -52,10 +53,9 @@ async def test_a_failure_is_one_sentence_with_the_service_and_without_the_key(
         return_value=answer if isinstance(answer, httpx.Response) else None,
         side_effect=answer if isinstance(answer, Exception) else None,
     )
-    with pytest.raises(ToolError, match=f"^{service} {fault}") as caught:
+    with refused(ToolError, service, fault) as caught:
         await SERVICES[service](live_http(), "https://live.example")("zinc")
     assert KEY not in str(caught.value)
-    assert "\n" not in str(caught.value)
     assert KEY not in caplog.text
 
 
@@ -63,7 +63,7 @@ async def test_a_failure_is_one_sentence_with_the_service_and_without_the_key(
 @pytest.mark.parametrize("status", [401, 403])
 async def test_a_refused_key_is_named_not_shown(live_answers, service, name, status):
     live_answers.route().respond(status, json={"detail": KEY})
-    with pytest.raises(ToolError, match=rf"^{service} refused the key \({status}\): check {name}$"):
+    with refused(ToolError, service, f"({status})", f"check {name}"):
         await SERVICES[service](live_http(), "https://live.example")("zinc")
 
 
@@ -81,27 +81,27 @@ async def test_keys_are_not_logged_when_all_goes_well(live_answers, caplog, serv
 @pytest.mark.parametrize(
     ("xml", "fault"),
     [
-        ("<PubmedArticleSet><Pubmed", "malformed XML: "),
-        ("", "malformed XML: "),
-        ("<a>" * 1_000_000, "malformed XML: "),
-        ("<html><body>Down</body></html>", "<html> where <PubmedArticleSet> was expected"),
+        ("<PubmedArticleSet><Pubmed", "malformed XML"),
+        ("", "malformed XML"),
+        ("<a>" * 1_000_000, "malformed XML"),
+        ("<html><body>Down</body></html>", ("<html>", "<PubmedArticleSet>")),
         (
             '<!DOCTYPE x [<!ENTITY a "ha"><!ENTITY b "&a;&a;">]><PubmedArticleSet>&b;</PubmedArticleSet>',
-            "declares an entity",
+            "entity",
         ),
-        ('<!DOCTYPE x [<!ENTITY a SYSTEM "file:///etc/passwd">]><PubmedArticleSet>&a;</PubmedArticleSet>', "an entity"),
+        ('<!DOCTYPE x [<!ENTITY a SYSTEM "file:///etc/passwd">]><PubmedArticleSet>&a;</PubmedArticleSet>', "entity"),
     ],
 )
 async def test_broken_or_hostile_xml_is_a_tool_error(live_answers, xml, fault):
     live_answers.post("/esearch.fcgi").respond(json=PUBMED_IDS)
     live_answers.post("/efetch.fcgi").respond(text=xml)
-    with pytest.raises(ToolError, match=f"^PubMed answered 200 with .*{fault}"):
+    with refused(ToolError, "PubMed", 200, fault):
         await PubMed(live_http(), 2, None, "https://live.example").literature_search("zinc")
 
 
 async def test_an_error_that_pubmed_reports_inside_its_answer(live_answers):
     live_answers.post("/esearch.fcgi").respond(json={"esearchresult": {"ERROR": "Search Backend failed"}})
-    with pytest.raises(ToolError, match="PubMed could not run the search: Search Backend failed"):
+    with refused(ToolError, "PubMed", "Search Backend failed"):
         await PubMed(live_http(), 2, None, "https://live.example").literature_search("zinc")
 
 
@@ -130,11 +130,11 @@ async def test_retry_after_is_respected(live_answers):
     assert 0 < clock.slept[1] <= 3600
 
 
-@pytest.mark.parametrize(("status", "what"), [(429, "is limiting our rate"), (503, "is failing")])
-async def test_a_pause_beyond_the_budget_is_not_waited_for(live_answers, status, what):
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_pause_beyond_the_budget_is_not_waited_for(live_answers, status):
     clock = Clock()
     route = live_answers.get("/search").respond(status, headers={"Retry-After": "120"})
-    with pytest.raises(ToolError, match=rf"{what} \({status}\) and the next try would be in 120 s, beyond the 5 s"):
+    with refused(ToolError, "QuickGO", f"({status})", "120 s", "5 s", "tools.timeout_s"):
         await QuickGO(live_http(clock), 1, "https://live.example").gene_ontology("apoptosis")
     assert (route.call_count, clock.slept) == (1, [])
 
@@ -142,7 +142,7 @@ async def test_a_pause_beyond_the_budget_is_not_waited_for(live_answers, status,
 @pytest.mark.parametrize("retries", [0, 1, 3])
 async def test_retries_bound_the_tries(live_answers, retries):
     route = live_answers.get("/search").respond(503, headers={"Retry-After": "0"})
-    with pytest.raises(ToolError, match="QuickGO is failing"):
+    with refused(ToolError, "QuickGO", "(503)", "try again later"):
         await QuickGO(live_http(retries=retries), 1, "https://live.example").gene_ontology("apoptosis")
     assert route.call_count == retries + 1
 
@@ -150,7 +150,7 @@ async def test_retries_bound_the_tries(live_answers, retries):
 @pytest.mark.parametrize("status", [400, 404])
 async def test_refusals_are_not_tried_again(live_answers, status):
     route = live_answers.get("/search").respond(status)
-    with pytest.raises(ToolError, match="refused the search"):
+    with refused(ToolError, "QuickGO", f"({status})", "try other words"):
         await QuickGO(live_http(), 1, "https://live.example").gene_ontology("apoptosis")
     assert route.call_count == 1
 
@@ -188,7 +188,7 @@ async def silent_server():
 
 @pytest.mark.parametrize("service", SERVICES)
 async def test_a_silent_service_is_given_up_after_the_time_out(silent_server, service):
-    with pytest.raises(ToolError, match=rf"^{service} did not answer within 0\.05 s \(tools\.timeout_s\)$"):
+    with refused(ToolError, service, "0.05 s", "tools.timeout_s"):
         await SERVICES[service](live_http(timeout_s=0.05), silent_server)("zinc")
 
 
@@ -199,7 +199,7 @@ async def test_a_service_that_closes_the_connection_cannot_be_reached():
 
     server = await asyncio.start_server(handle, "127.0.0.1", 0)
     address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    with pytest.raises(ToolError, match=r"QuickGO cannot be reached \(\w+\)"):
+    with refused(ToolError, "QuickGO", "cannot be reached", "RemoteProtocolError"):
         await QuickGO(live_http(), 1, address).gene_ontology("zinc")
     server.close()
 
@@ -221,7 +221,7 @@ async def test_a_service_that_drips_is_given_up_after_the_time_out(service):
 
     async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
         address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        with pytest.raises(ToolError, match=rf"^{service} did not answer within 0\.2 s"):
+        with refused(ToolError, service, "0.2 s", "tools.timeout_s"):
             await SERVICES[service](live_http(timeout_s=0.2), address)("zinc")
 
 

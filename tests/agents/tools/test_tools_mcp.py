@@ -8,6 +8,7 @@ from contextlib import suppress
 import psutil
 import pytest
 from mcp_kit import serve_http, write_program
+from message_kit import refused
 
 from agents.tools.mcp import McpServers
 from agents.tools.toolbox import Toolbox, build_toolbox, check_tools, foreign_tools
@@ -152,10 +153,8 @@ def test_a_check_leaves_no_program_behind(program):
 )
 def test_a_server_that_does_not_work_is_one_sentence(settings, said):
     config = configured(*settings, tools="[mcp:lab/dose]")
-    with pytest.raises(ConfigError) as caught:
+    with refused(ConfigError, said):
         check_tools(config.tools, config.roles, {})
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_tool_that_a_server_does_not_have_is_one_sentence(program):
@@ -187,9 +186,8 @@ def test_a_tool_that_a_server_does_not_have_is_one_sentence(program):
     ],
 )
 def test_settings_of_servers_that_cannot_work_are_refused(settings, said):
-    with pytest.raises(ConfigError) as caught:
+    with refused(ConfigError, said):
         configured(*settings, tools="[mcp:lab/dose]")
-    assert said in str(caught.value)
 
 
 def test_a_run_of_somebody_else_starts_no_program_unasked():

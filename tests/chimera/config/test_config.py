@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from config_kit import written
+from message_kit import refused
 
 from chimera.core.errors import ConfigError
 from training.configuration import load_config
@@ -60,11 +61,8 @@ def test_half_a_character_is_refused_with_key_and_place(tmp_path: Path):
         ((file,), f"society.guidance.Juniors.lessons at {file}:4"),
         ((None, [f"society.guidance.Juniors.examples=[{{goal: {HALF}}}]"]), "examples on the command line"),
     ):
-        with pytest.raises(ConfigError) as caught:
+        with refused(ConfigError, f"{place}: ", r"'\ud800'", "write the text in UTF-8"):
             load_config(*arguments)
-        assert f"{place}: " in str(caught.value)
-        assert r"'\ud800'" in str(caught.value)
-        assert "write the text in UTF-8" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +104,7 @@ def test_a_wrong_file_is_one_sentence_with_key_line_and_remedy(tmp_path: Path, t
     "text", ["seed: 1\nseed: 2\n", "gather: {tasks: 1}\ngather.tasks: 2\n", "gather: {}\ngather: 1"]
 )
 def test_a_key_set_twice_in_a_file_is_an_error_that_names_both_lines(tmp_path: Path, text: str):
-    with pytest.raises(ConfigError, match=r"set twice, at .*c\.yaml:1 and at .*c\.yaml:2"):
+    with refused(ConfigError, "set twice", "c.yaml:1", "c.yaml:2", "keep one"):
         load_config(written(tmp_path, text))
 
 
@@ -163,15 +161,15 @@ def test_a_wrong_override_is_one_sentence(override: str, words: list[str]):
 def test_a_seed_is_what_numpy_takes(key: str):
     assert load_config(None, [f"{key}={2**32 - 1}"])
     for wrong in (-1, 2**32):
-        with pytest.raises(ConfigError, match=rf"^{key} is {wrong} on the command line, but it must be "):
+        with refused(ConfigError, key, wrong, "on the command line", "4294967295"):
             load_config(None, [f"{key}={wrong}"])
 
 
 @pytest.mark.parametrize("text", ["[" * 10_000, "a: " + "[" * 5000 + "]" * 5000, "seed: " + "9" * 5000])
 def test_what_python_cannot_read_is_one_sentence(tmp_path: Path, text: str):
-    with pytest.raises(ConfigError, match=r"^[^\n]*c\.yaml is not valid YAML: [^\n]*$"):
+    with refused(ConfigError, "c.yaml", "not valid YAML"):
         load_config(written(tmp_path, text))
-    with pytest.raises(ConfigError, match=r"^the value of seed on the command line [^\n]*$"):
+    with refused(ConfigError, "seed on the command line"):
         load_config(None, ["seed=" + text.removeprefix("a: ").removeprefix("seed: ")])
 
 

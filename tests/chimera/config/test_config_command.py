@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+from message_kit import refused
 
 from chimera.config.command import main
 from chimera.config.loader import keys
@@ -41,9 +42,9 @@ def test_a_part_chooses_the_keys_that_have_it(capsys: pytest.CaptureFixture[str]
     ("part", "near"), [("pppo", "'ppo'"), ("learning_rate", "'lr'"), ("gate.task", "'gate.tasks'")]
 )
 def test_an_unknown_part_is_answered_with_the_nearest(part: str, near: str):
-    with pytest.raises(ConfigError, match=f"no key has the part '{part}': did you mean {near}"):
+    with refused(ConfigError, f"'{part}'", near):
         main([part])
-    with pytest.raises(ConfigError, match="no key has the part 'qqzz': without it, all are listed"):
+    with refused(ConfigError, "'qqzz'"):
         main(["qqzz"])
 
 

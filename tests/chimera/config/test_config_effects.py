@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from config_kit import CONFIGS, endpoint, written
+from message_kit import refused
 
 from chimera.core.errors import ConfigError
 from training.configuration import load_config
@@ -79,14 +80,14 @@ def test_retrieved_evidence_needs_a_tool_call():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["cluster.host=0.0.0.0"], r"cluster\.host=0\.0\.0\.0 is no address that others can be told"),
-        (["rollouts.actors=4"], r"rollouts\.actors on the command line has no effect because rollouts\.on is 'here'"),
-        (["cluster.token_file=t"], r"cluster\.token_file .* has no effect because cluster\.address is null"),
-        (["cluster.address=ray://h:1"], r"cluster\.address"),
+        (["cluster.host=0.0.0.0"], ("cluster.host=0.0.0.0", "this machine's own")),
+        (["rollouts.actors=4"], ("rollouts.actors", "rollouts.on", "'here'", "remove it")),
+        (["cluster.token_file=t"], ("cluster.token_file", "address is null", "remove it")),
+        (["cluster.address=ray://h:1"], "cluster.address"),
     ],
 )
 def test_a_cluster_that_cannot_be_meant_is_refused(overrides: list[str], message: str):
-    with pytest.raises(ConfigError, match=message):
+    with refused(ConfigError, message):
         load_config(None, overrides)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from message_kit import refused
 
 from chimera.config.sections.data import DataConfig
 from chimera.core.errors import DataError
@@ -59,7 +60,7 @@ def test_split_depends_on_the_seed():
 
 @pytest.mark.parametrize("shares", [(0.01, 0.2), (0.2, 0.01), (0.5, 0.5), (0.999, 0.2), (0.2, 0.999)])
 def test_an_empty_split_is_refused(shares):
-    with pytest.raises(DataError, match=r"10 tasks split into .* all three need tasks: .* data.validation_share=0"):
+    with refused(DataError, "10 tasks", "data.validation_share=0", "data.test_share"):
         three_way_split([make_task(number) for number in range(10)], *shares, 0)
 
 
@@ -141,27 +142,27 @@ def test_official_split_sets_the_test_tasks_apart():
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
-        ({"3": None, "77": None}, "ids.json: 1 of 2 test ids are not in the data, the first is 77"),
-        ({"3": "no"}, "ids.json: record 3: label is 'no', but the data say 'yes'"),
-        ({str(number): None for number in range(9)}, "ids.json: all 9 tasks are test tasks"),
+        ({"3": None, "77": None}, ("ids.json", "1 of 2", "77", "data.path")),
+        ({"3": "no"}, ("ids.json: record 3", "'no'", "'yes'")),
+        ({str(number): None for number in range(9)}, ("ids.json", "9 tasks")),
     ],
 )
 def test_test_ids_that_do_not_fit_are_refused(ids, message):
     tasks = [make_task(number, LABELS[number % 3]) for number in range(9)]
-    with pytest.raises(DataError, match=message):
+    with refused(DataError, message):
         official_split(tasks, ids, Path("ids.json"))
 
 
 def test_leaks_between_splits_are_refused():
     one, two, three = (make_task(number) for number in range(3))
     check_disjoint({"train": [one], "validation": [two], "test": [three]})
-    with pytest.raises(DataError, match="task 0 is in the train split and in the test split"):
+    with refused(DataError, "task 0", "train split", "test split"):
         check_disjoint({"train": [one], "validation": [two], "test": [one]})
-    with pytest.raises(DataError, match=r"tasks 0 \(train\) and 9 \(test\) have the same question"):
+    with refused(DataError, "0 (train)", "9 (test)", "question"):
         check_disjoint({"train": [one], "validation": [two], "test": [replace(one, id="9")]})
-    with pytest.raises(DataError, match=r"tasks 0 \(train\) and 9 \(test\) have the same abstract"):
+    with refused(DataError, "0 (train)", "9 (test)", "abstract"):
         check_disjoint({"train": [one], "test": [replace(one, id="9", goal="Another question?")]})
-    with pytest.raises(DataError, match="task 1 occurs twice in the validation split"):
+    with refused(DataError, "task 1", "twice", "validation split"):
         check_disjoint({"train": [one], "validation": [two, two]})
 
 
@@ -181,7 +182,7 @@ def test_load_checks_that_splits_are_disjoint(tmp_path):
     records |= {"100": record, "200": record}
     (tmp_path / "d.json").write_text(json.dumps(records))
     (tmp_path / "ids.txt").write_text("200 0 1")
-    with pytest.raises(DataError, match=r"tasks 100 .* and 200 .* have the same question"):
+    with refused(DataError, "100 (train)", "200 (test)", "question", "remove one"):
         load(DataConfig(path=str(tmp_path / "d.json"), test_ids=tmp_path / "ids.txt"))
 
 
@@ -197,7 +198,7 @@ def test_command_prints_a_sample_and_the_description(capsys, monkeypatch):
 
 
 def test_command_names_a_missing_file(tmp_path):
-    with pytest.raises(DataError, match=r"none\.json: no such file"):
+    with refused(DataError, "none.json", "data.path=hub", "data.path=generated"):
         data.main([f"data.path={tmp_path / 'none.json'}"])
 
 

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from message_kit import refused
 
 from chimera.core.types import Brief, Section
 from chimera.data.generated.reader import ASPECTS, answer, asked_direction, asked_endpoint, read, read_direction
@@ -106,7 +107,7 @@ def test_reader_says_what_it_cannot_read():
         asked_endpoint("Does zaltrin lower the moon?")
     with pytest.raises(ValueError, match="no comparison of two groups"):
         read_direction("Pain score was 44 points.")
-    with pytest.raises(ValueError, match="t: no finding about pain score"):
+    with refused(ValueError, "t", "pain score"):
         answer(brief("Does zaltrin lower pain score?", "Nothing was measured."))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from message_kit import refused
 
 from agents.schemas import FinalDecision, PeerReview, SafetyReview
 from chimera.core.quotes import missing_quotes, occurs
@@ -196,7 +197,7 @@ def test_the_worst_issue_comes_first():
 
 
 def test_an_unknown_schema_names_the_known_ones():
-    with pytest.raises(ValueError, match=r"'Poem'.*PeerReview, SafetyReview, FinalDecision, Judgement"):
+    with refused(ValueError, "'Poem'", "PeerReview, SafetyReview, FinalDecision, Judgement"):
         grade("Poem", payload())
 
 
@@ -219,21 +220,21 @@ def test_a_missing_key_is_named(schema: str, key: str):
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        ("protocol__sample_size", "many", r"protocol\.sample_size must be a whole number, got 'many'"),
-        ("protocol__sample_size", True, r"protocol\.sample_size must be a whole number"),
-        ("protocol__expected", "perhaps", r"protocol\.expected must be one of yes, no, maybe, got 'perhaps'"),
-        ("protocol__outcome", None, r"protocol\.outcome must be a text, got NoneType"),
-        ("protocol", "a trial", "protocol must be a JSON object, got str"),
-        ("hypothesis__evidence", SENTENCE, r"hypothesis\.evidence must be a list, got str"),
-        ("hypothesis__evidence", [1], r"hypothesis\.evidence\[0\] must be a text, got int"),
-        ("sources", ["text"], r"sources\[0\] must be a JSON object"),
-        ("sources", [{"id": "t1"}], r"lacks sources\[0\]\.text"),
-        ("answer", "MAYBE", "answer must be one of yes, no, maybe"),
-        ("goal", 7, "goal must be a text"),
+        ("protocol__sample_size", "many", ("protocol.sample_size", "whole number", "'many'")),
+        ("protocol__sample_size", True, ("protocol.sample_size", "whole number")),
+        ("protocol__expected", "perhaps", ("protocol.expected", "yes, no, maybe", "'perhaps'")),
+        ("protocol__outcome", None, ("protocol.outcome", "a text", "NoneType")),
+        ("protocol", "a trial", ("protocol", "a JSON object", "str")),
+        ("hypothesis__evidence", SENTENCE, ("hypothesis.evidence", "a list", "str")),
+        ("hypothesis__evidence", [1], ("hypothesis.evidence[0]", "a text", "int")),
+        ("sources", ["text"], ("sources[0]", "a JSON object")),
+        ("sources", [{"id": "t1"}], "sources[0].text"),
+        ("answer", "MAYBE", ("answer", "yes, no, maybe")),
+        ("goal", 7, ("goal", "a text")),
     ],
 )
 def test_a_wrong_value_is_named(path: str, value: Any, said: str):
-    with pytest.raises(ValueError, match=said):
+    with refused(ValueError, said):
         grade("Judgement", payload(**{path: value}))
 
 

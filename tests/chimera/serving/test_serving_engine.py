@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from message_kit import refused
 
 from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.core.errors import ConfigError
@@ -127,7 +128,7 @@ def test_weights_larger_than_memory_are_refused_before_they_are_read(serving_mod
     folder = serving_model(seed=5, tied=False)
     size = sum(value.numel() for value in load_checkpoint(str(folder)).weights.values())
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=3 * size))
-    with pytest.raises(ConfigError, match=r"as float32, .* models\.\*\.dtype=bfloat16"):
+    with refused(ConfigError, "model.safetensors", "float32", "models.*.dtype=bfloat16", "kind: endpoint"):
         load_checkpoint(str(folder))
     assert load_checkpoint(str(folder), "bfloat16").weights["model.norm.weight"].dtype == torch.bfloat16
 
@@ -307,30 +308,30 @@ def edit_tokenizer_config(folder):
 @pytest.mark.parametrize(
     ("break_it", "message"),
     [
-        (edit_config(model_type="gpt2"), "model_type 'gpt2'.*kind: endpoint"),
-        (edit_config(rope_scaling={"rope_type": "yarn", "factor": 4.0}), "'yarn'.*kind: endpoint"),
+        (edit_config(model_type="gpt2"), ("model_type 'gpt2'", "kind: endpoint")),
+        (edit_config(rope_scaling={"rope_type": "yarn", "factor": 4.0}), ("'yarn'", "kind: endpoint")),
         (edit_config(use_sliding_window=True), "sliding-window"),
         (edit_config(hidden_act="gelu"), "'gelu'"),
-        (edit_config(num_hidden_layers=3), r"lacks the tensor model\.layers\.2"),
+        (edit_config(num_hidden_layers=3), "model.layers.2"),
         (edit_config(hidden_size=64), "config.json says"),
-        (edit_config(vocab_size=300), r"has \d+ tokens.*only 300"),
+        (edit_config(vocab_size=300), "only 300"),
         (remove("config.json"), "config.json is missing"),
         (overwrite("config.json", b"{"), "not valid JSON"),
-        (overwrite("config.json", b"[]"), "JSON object, not a list"),
+        (overwrite("config.json", b"[]"), ("config.json", "not a list")),
         (remove("tokenizer.json"), "no tokenizer.json"),
         (remove("chat_template.jinja"), "no chat template"),
-        (remove("model.safetensors"), "no \\*.safetensors"),
+        (remove("model.safetensors"), "*.safetensors"),
         (overwrite("model.safetensors", b"cut off"), "model.safetensors cannot be read"),
         (edit_tokenizer_config, "names no eos token"),
         (edit_config(num_hidden_layers=0), "num_hidden_layers is 0"),
         (edit_config(num_hidden_layers=10**9), "num_hidden_layers is 1000000000"),
-        (edit_config(num_hidden_layers=9999), r"lacks the tensor model\.layers\.2"),
+        (edit_config(num_hidden_layers=9999), "model.layers.2"),
         (edit_config(num_attention_heads=None), "num_attention_heads is None"),
         (edit_config(num_attention_heads=0), "num_attention_heads is 0"),
         (edit_config(num_key_value_heads=3), "do not fit each other"),
         (edit_config(hidden_size="wide"), "hidden_size is wide"),
         (edit_config(vocab_size=10**12), "vocab_size is 1000000000000"),
-        (edit_config(vocab_size=513), r"embed_tokens\.weight is \(512, 32\), and config\.json says \(513, 32\)"),
+        (edit_config(vocab_size=513), ("embed_tokens.weight", "(512, 32)", "(513, 32)")),
         (edit_config(max_position_embeddings=-1), "max_position_embeddings is -1"),
         (edit_config(rope_theta=float("nan")), "rope_theta is nan"),
         (edit_config(eos_token_id=10**6), "names '1000000' as eos token"),
@@ -338,14 +339,14 @@ def edit_tokenizer_config(folder):
         (overwrite("config.json", b"{}"), "model_type None"),
         (overwrite("config.json", b"[" * 10**5), "nested too deeply"),
         (overwrite("config.json", b"\xff\xfe"), "not valid JSON"),
-        (overwrite("tokenizer.json", b"{}"), r"tokenizer\.json cannot be read"),
-        (overwrite("tokenizer.json", b"\xff"), r"tokenizer\.json cannot be read"),
-        (overwrite("chat_template.jinja", b"\xff"), r"chat_template\.jinja cannot be read"),
-        (edit_weight("model.norm.weight", lambda one: one.fill_(float("nan"))), r"norm\.weight holds .* not finite"),
-        (edit_weight("model.norm.weight", lambda one: one.int()), r"norm\.weight holds torch\.int32"),
-        (edit_weight("model.layers.1.mlp.up_proj.weight", lambda one: one[1:]), r"up_proj\.weight is \(47, 32\)"),
-        (edit_weight("model.layers.1.mlp.gate_proj.weight", lambda one: one.sum()), r"gate_proj\.weight is \(\)"),
-        (edit_weight("model.layers.1.mlp.down_proj.weight", None), r"lacks the tensor .*down_proj"),
+        (overwrite("tokenizer.json", b"{}"), "tokenizer.json cannot be read"),
+        (overwrite("tokenizer.json", b"\xff"), "tokenizer.json cannot be read"),
+        (overwrite("chat_template.jinja", b"\xff"), "chat_template.jinja cannot be read"),
+        (edit_weight("model.norm.weight", lambda one: one.fill_(float("nan"))), ("norm.weight", "not finite")),
+        (edit_weight("model.norm.weight", lambda one: one.int()), ("norm.weight", "torch.int32")),
+        (edit_weight("model.layers.1.mlp.up_proj.weight", lambda one: one[1:]), ("up_proj.weight", "(47, 32)")),
+        (edit_weight("model.layers.1.mlp.gate_proj.weight", lambda one: one.sum()), ("gate_proj.weight", "()")),
+        (edit_weight("model.layers.1.mlp.down_proj.weight", None), "down_proj"),
         (truncate("model.safetensors"), "model.safetensors cannot be read"),
         (overwrite("adapter_config.json", b"{}"), "holds an adapter"),
     ],
@@ -355,7 +356,7 @@ def test_a_folder_that_cannot_be_served_is_refused_with_the_reason(serving_model
         (tmp_path / file.name).write_bytes(file.read_bytes())
     load_checkpoint(str(tmp_path))
     break_it(tmp_path)
-    with pytest.raises(ConfigError, match=message):
+    with refused(ConfigError, message):
         load_checkpoint(str(tmp_path))
 
 
@@ -367,11 +368,11 @@ def test_a_path_that_is_nowhere_is_refused(monkeypatch):
         raise LocalEntryNotFoundError(f"cannot reach the hub for {name}")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
-    with pytest.raises(ConfigError, match=r"'someone/model'.*cannot be fetched from the hub"):
+    with refused(ConfigError, "models.*.path", "'someone/model'", "hub", "'nano'"):
         load_checkpoint("someone/model")
-    with pytest.raises(ConfigError, match=r"'./nowhere' is no folder"):
+    with refused(ConfigError, "models.*.path", "'./nowhere'", "config.json"):
         load_checkpoint("./nowhere")
-    with pytest.raises(ConfigError, match=r"'.*test_serving_engine\.py' is a file: give the folder"):
+    with refused(ConfigError, "models.*.path", __file__, "config.json"):
         load_checkpoint(__file__)
 
 

@@ -5,6 +5,7 @@ import json
 import httpx
 import pytest
 import respx
+from message_kit import refused
 from provider_kit import serve
 
 from agents.roles import ROLES
@@ -87,9 +88,7 @@ async def test_a_providers_error_is_one_sentence_with_model_address_and_status(p
 async def test_a_provider_that_cannot_be_reached_says_so(provider):
     with serve(lambda _request: "x") as server:
         pass
-    with pytest.raises(
-        UnreachableError, match=r"^model 'junior' \(m1 of \w+ at http://127.0.0.1:\d+\) cannot be reached"
-    ):
+    with refused(UnreachableError, "'junior'", "m1", "http://127.0.0.1", "is its address right"):
         await model_of(provider, server.url).complete("junior", MESSAGES)
 
 
@@ -104,7 +103,7 @@ async def test_the_time_limit_holds(provider):
         return "x"
 
     with serve(play) as server:
-        with pytest.raises(ModelError, match=r"did not answer within 0\.2 s$") as caught:
+        with refused(ModelError, "'junior'", "0.2 s") as caught:
             await model_of(provider, server.url, timeout_s=0.2).complete("junior", MESSAGES)
         late.set()
     assert caught.value.retriable
@@ -134,9 +133,8 @@ async def test_chat_openai_is_a_provider_like_others(scripted_openai):
 async def test_answers_through_chat_openai_are_bounded_and_redirections_not_followed(answer, said):
     respx.post("http://models.test/v1/chat/completions").mock(return_value=answer)
     elsewhere = respx.route(host="elsewhere.test").respond(200, json={})
-    with pytest.raises(ModelError) as caught:
+    with refused(ModelError, said):
         await model_of("openai", "http://models.test/v1").complete("junior", MESSAGES)
-    assert said in str(caught.value)
     assert not elsewhere.called
 
 
@@ -165,10 +163,8 @@ def slots(**settings):
 )
 def test_a_provider_that_cannot_work_is_one_sentence_before_anything_starts(settings, said):
     config = load_config(None, slots(**settings))
-    with pytest.raises(ConfigError) as caught:
+    with refused(ConfigError, said) as caught:
         check_models({"junior": config.models["junior"]}, {"TEST_KEY": KEY})
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
     assert KEY not in str(caught.value)
 
 
@@ -183,9 +179,8 @@ def test_a_provider_that_cannot_work_is_one_sentence_before_anything_starts(sett
     ],
 )
 def test_settings_of_providers_that_cannot_work_are_refused(settings, said):
-    with pytest.raises(ConfigError) as caught:
+    with refused(ConfigError, said):
         load_config(None, settings)
-    assert said in str(caught.value)
 
 
 def test_a_slot_takes_neither_key_nor_address_of_another_provider():

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from message_kit import refused
 from shape_kit import OTHERS, make_shape
 
 from chimera.config.sections.models import ModelConfig, ServingConfig
@@ -148,19 +149,19 @@ def copied(folder, to, **changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gemma3"}, "runs Llama, Qwen2, Qwen3 models.*'gemma3'.*vLLM.*llama.cpp's server.*endpoint"),
+        ({"model_type": "gemma3"}, ("Llama, Qwen2, Qwen3", "'gemma3'", "vLLM", "llama.cpp's server", "endpoint")),
         ({"mlp_bias": True}, "biases in its feed-forward"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'"),
-        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor is missing"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
         ({"rope_parameters": OTHERS["llama"]["rope_parameters"] | {"factor": -1}}, "factor is -1"),
-        ({"rope_parameters": OTHERS["llama"]["rope_parameters"] | {"high_freq_factor": 1}}, "larger than low_freq"),
-        ({"attention_bias": True}, r"lacks the tensor .*q_proj\.bias"),
-        ({"head_dim": 8}, r"q_proj\.weight is \(64, 32\)"),
-        ({"model_type": "qwen3"}, r"lacks the tensor .*q_norm\.weight|'llama3'"),
+        ({"rope_parameters": OTHERS["llama"]["rope_parameters"] | {"high_freq_factor": 1}}, "low_freq_factor"),
+        ({"attention_bias": True}, "q_proj.bias"),
+        ({"head_dim": 8}, ("q_proj.weight", "(64, 32)")),
+        ({"model_type": "qwen3"}, "'llama3'"),
     ],
 )
 def test_what_the_engine_does_not_compute_is_refused(serving_model, tmp_path, changes, message):
     made = make_shape(tmp_path / "made", "llama", serving_model())
     (tmp_path / "changed").mkdir()
-    with pytest.raises(ConfigError, match=message):
+    with refused(ConfigError, message):
         load_checkpoint(str(copied(made, tmp_path / "changed", **changes)))

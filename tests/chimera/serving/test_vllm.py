@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from message_kit import refused
 from vllm_kit import TABLE, ScriptedVllm, until
 
 from chimera.config.sections.models import ModelConfig, ServingConfig
@@ -144,9 +145,7 @@ async def test_a_replica_that_keeps_its_old_weights_is_found_by_the_probe_and_al
     base, new = model("base", -1.0), model("new", -1.001, seed=1)
     async with fleet(base, tmp_path) as (weights, servers):
         servers[1].stuck = True
-        with pytest.raises(
-            ModelError, match=r"senior stays at base@0: vLLM server 2 of senior does not serve the weig"
-        ):
+        with refused(ModelError, "base@0", "server 2", 0.001, 0.0001):
             await weights.publish(new, "senior@1")
         assert weights.version == "base@0"
         answers = await asyncio.gather(*(weights.answer(ASKED, 60) for _ in range(4)))
@@ -156,9 +155,9 @@ async def test_a_replica_that_keeps_its_old_weights_is_found_by_the_probe_and_al
 async def test_nothing_is_answered_when_neither_new_nor_old_weights_can_be_loaded(model, tmp_path):
     async with fleet(model("base", -1.0), tmp_path) as (weights, servers):
         servers[0].refuses = "/collective_rpc"
-        with pytest.raises(ModelError, match="answered 500 to /collective_rpc: scripted refusal"):
+        with refused(ModelError, "base@0", "server 1", 500, "/collective_rpc", "scripted refusal"):
             await weights.publish(model("new", -2.0), "senior@1")
-        with pytest.raises(ModelError, match="nobody knows which weights senior has"):
+        with refused(ModelError, "senior", "server 1", "/collective_rpc", "--resume"):
             await weights.answer(ASKED, 60)
 
 
@@ -166,7 +165,7 @@ async def test_bfloat16_is_given_the_room_of_its_eight_bits_and_no_more(model, t
     async with fleet(model("base", -1.0), tmp_path, count=1, dtype="bfloat16") as (weights, servers):
         servers[0].stuck = True
         await weights.publish(model("near", -1.04), "senior@1")
-        with pytest.raises(ModelError, match=r"0\.06.* and 0\.05 is tolerated \(bfloat16\)"):
+        with refused(ModelError, "senior@1", "server 1", 0.06, 0.05, "bfloat16"):
             await weights.publish(model("far", -1.06), "senior@2")
 
 
@@ -188,7 +187,7 @@ def test_a_tied_head_gets_a_file_of_its_own_and_nothing_else_is_copied(serving_m
 def test_a_pickle_is_not_given_to_vllm(serving_model, tmp_path):
     folder = shutil.copytree(serving_model(), tmp_path / "model")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(ConfigError, match="is a pickle"):
+    with refused(ConfigError, "pytorch_model.bin", "pickle", "safetensors"):
         prepare(folder, tmp_path / "served")
 
 
@@ -207,9 +206,11 @@ def test_slots_with_equal_servers_share_them_unless_they_learn():
 
 def test_a_slot_that_learns_shares_no_running_server_and_none_that_a_network_reaches():
     here = slot(python=None, urls=["http://127.0.0.1:8001"])
-    with pytest.raises(ConfigError, match=r"models\.senior\.urls and models\.junior\.urls both name http://127"):
+    with refused(
+        ConfigError, "models.senior.urls", "models.junior.urls", "http://127.0.0.1:8001", "servers of its own"
+    ):
         share({"junior": here, "senior": here}, {"senior"})
-    with pytest.raises(ConfigError, match="must not be open to a network"):
+    with refused(ConfigError, "models.senior.urls", "http://lab.example:8001", "SSH tunnel", "models.senior.python"):
         share({"senior": slot(python=None, urls=["http://lab.example:8001"])}, {"senior"})
     assert share({"senior": slot(python=None, urls=["http://lab.example:8001"])}, ()) == [("senior",)]
 
@@ -224,22 +225,22 @@ def test_a_slot_that_learns_shares_no_running_server_and_none_that_a_network_rea
         ),
         (
             ["models.junior.kind=vllm", f"models.junior.python={PYTHON}", "models.junior.gpus=['0', '1']"],
-            "2 places, and",
+            "2 places",
         ),
         (
             ["models.junior.replicas=2"],
-            r"models.junior.replicas on the command line has no effect because the model's k",
+            ("models.junior.replicas", "remove it"),
         ),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused_in_a_sentence(settings, message):
-    with pytest.raises(ConfigError, match=message):
+    with refused(ConfigError, message):
         load_config(None, settings)
 
 
 def test_a_python_that_is_none_is_refused_before_anything_starts(tmp_path):
     models = {"senior": slot(python=str(tmp_path / "bin" / "python"))}
-    with pytest.raises(ConfigError, match=r"models\.senior\.python=.*bin/python is no program: give the absolute path"):
+    with refused(ConfigError, "models.senior.python=", "bin/python", "absolute path"):
         check_models(models, {})
 
 
@@ -265,7 +266,7 @@ def test_weights_behind_vllm_are_weights_that_phases_may_train():
     halved = load_config(
         None, ["models.junior.kind=vllm", f"models.junior.python={PYTHON}", "models.junior.dtype=bfloat16"]
     )
-    with pytest.raises(ConfigError, match="float32 before and after an update"):
+    with refused(ConfigError, "models.refiner.dtype=bfloat16", "ppo", "set it to float32", "rejection"):
         make_phases(("gather", "ppo"), halved, load(config.data))
 
 

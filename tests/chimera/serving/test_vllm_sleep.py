@@ -6,6 +6,7 @@ import shutil
 from contextlib import asynccontextmanager
 
 import pytest
+from message_kit import refused
 from vllm_kit import TABLE, scripted_replicas, until, write_python
 
 from chimera.config.sections.models import ModelConfig, ServingConfig
@@ -64,7 +65,7 @@ async def test_servers_sleep_when_their_answers_have_ended_and_calls_wait_until_
 async def test_a_server_that_refuses_to_sleep_ends_the_phase_and_the_others_are_woken(fleet):
     async with fleet() as (weights, servers):
         servers[1].refuses = "/sleep"
-        with pytest.raises(ModelError, match="server 2 answered 500 to /sleep"):
+        with refused(ModelError, "server 2", 500, "/sleep"):
             await weights.sleep()
         await weights.wake()
         assert not servers[0].asleep
@@ -76,9 +77,9 @@ async def test_nothing_is_answered_by_servers_that_do_not_wake_up(fleet):
     async with fleet() as (weights, servers):
         await weights.sleep()
         servers[0].refuses = WAKE
-        with pytest.raises(ModelError, match="server 1 answered 500 to /wake_up"):
+        with refused(ModelError, "server 1", 500, "/wake_up"):
             await weights.wake()
-        with pytest.raises(ModelError, match="senior does not wake up: server 1"):
+        with refused(ModelError, "senior", "server 1", "/wake_up"):
             await weights.answer(ASKED, 60)
 
 
@@ -107,17 +108,17 @@ def test_servers_are_started_with_vllms_sleep_mode_only_where_it_is_asked_for(se
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({**ON_GPU, "gpus": []}, "sleep needs gpus: vLLM on a processor keeps its memory"),
-        ({"sleep": True}, r"models\.junior\.sleep on the command line has no effect"),
+        ({**ON_GPU, "gpus": []}, ("sleep", "gpus")),
+        ({"sleep": True}, ("models.junior.sleep", "remove it")),
     ],
 )
 def test_sleep_is_refused_where_it_cannot_work(given, message):
-    with pytest.raises(ConfigError, match=message):
+    with refused(ConfigError, message):
         load_config(None, [f"models.junior.{key}={value}" for key, value in given.items()])
 
 
 def test_rollouts_ahead_of_an_update_and_sleep_during_it_are_refused_together():
     given = [f"models.junior.{key}={value}" for key, value in ON_GPU.items()]
     config = load_config(None, [*given, "ppo.ahead=1", "data.size=400"])
-    with pytest.raises(ConfigError, match=r"ppo\.ahead=1 makes rollouts while .*with models\.\w+\.sleep=true vLLM"):
+    with refused(ConfigError, "ppo.ahead=1", "sleep=true", "not both"):
         make_phases(("gather", "ppo"), config, load(config.data))

@@ -5,20 +5,18 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from ask_kit import ABSTRACT, QUESTION, QUOTE, ask, endpoints
 from hypothesis import given
 from hypothesis import strategies as st
+from message_kit import refused
 from rich.console import Console
 
-from agents.roles import ROLES
 from agents.tools.source_log import SourceLog
 from agents.tools.sources import given_sources
 from chimera.ask import main
-from chimera.config.roles import JUNIORS
 from chimera.config.sections.tools import ToolsConfig
 from chimera.core.abstracts import LONGEST, read_abstract, sections
 from chimera.core.errors import ConfigError, DataError, RoleError, RunError
@@ -33,97 +31,9 @@ from chimera.show.card import Card, show
 from evaluation.conduct.grounds import Origins
 from training.configuration import load_config
 
-QUESTION = "Does nightly zorbex lower the relapse rate?"
-ABSTRACT = """BACKGROUND: Relapse is common.
-RESULTS: The relapse rate was lower with zorbex (12% versus 25%, p=0.004). Harms did not differ.
-"""
-QUOTE = "The relapse rate was lower with zorbex (12% versus 25%, p=0.004)."
 
-
-class FakeServer:
-    """An OpenAI-compatible server on loopback that plays the standard answers; `break_role` spoils one role's."""
-
-    def __init__(self, answers, *, tool_calls=True, break_role=None, hang=False):
-        self.bodies = []
-        self.asked = threading.Event()
-        self._release = threading.Event()
-        by_prompt = {role.prompt: role.name for role in ROLES.values()}
-        scores = dict.fromkeys(("novelty", "feasibility", "impact", "clarity", "groundedness", "efficiency"), 0.75)
-        owner = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                owner.bodies.append(body)
-                owner.asked.set()
-                if hang:
-                    owner._release.wait()
-                role = by_prompt.get(body["messages"][0]["content"])
-                message = {"role": "assistant", "content": json.dumps(answers[role] if role else scores)}
-                if role == break_role and role:
-                    message["content"] = "no idea"
-                elif tool_calls and role in JUNIORS and body.get("tools") and body["messages"][-1]["role"] == "user":
-                    function = {"name": "literature_search", "arguments": json.dumps({"query": QUESTION})}
-                    call = {"id": "call-1", "type": "function", "function": function}
-                    message = {"role": "assistant", "content": None, "tool_calls": [call]}
-                reply = json.dumps({"id": "1", "choices": [{"message": message, "finish_reason": "stop"}]}).encode()
-                try:
-                    self.send_response(200)
-                    self.send_header("Content-Type", "application/json")
-                    self.send_header("Content-Length", str(len(reply)))
-                    self.end_headers()
-                    self.wfile.write(reply)
-                except BrokenPipeError:
-                    assert hang, "only an interrupted client goes away"
-
-            def log_message(self, *arguments):
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
-
-    @property
-    def overrides(self):
-        url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
-        keys = ("junior", "board", "principal", "judge")
-        return [
-            *(f"models.{key}.kind=endpoint" for key in keys),
-            *(f"models.{key}.base_url={url}" for key in keys),
-            *(f"models.{key}.model=big-model" for key in keys),
-            "data.size=20",
-        ]
-
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._release.set()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-
-@pytest.fixture
-def answers(society_kit):
-    quoted = {name: {**society_kit.answers[name], "evidence": [QUOTE]} for name in (*JUNIORS, "HypothesisRefiner")}
-    return {**society_kit.answers, **quoted}
-
-
-@pytest.fixture
-def abstract(tmp_path):
-    path = tmp_path / "abstract.txt"
-    path.write_text(ABSTRACT, encoding="utf-8")
-    return path
-
-
-def ask(*arguments):
-    return main([str(argument) for argument in arguments])
-
-
-def test_a_question_with_an_abstract_from_hypotheses_to_sources(answers, abstract, capsys):
-    with FakeServer(answers) as server:
-        ask(QUESTION, "--context", abstract, *server.overrides)
+def test_a_question_with_an_abstract_from_hypotheses_to_sources(asked_server, abstract, capsys):
+    ask(QUESTION, "--context", abstract, *asked_server.overrides)
     out = capsys.readouterr().out
     blocks = [block.splitlines() for block in out.strip().split("\n\n")]
     headlines = [block[0] for block in blocks]
@@ -153,10 +63,10 @@ def test_a_question_with_an_abstract_from_hypotheses_to_sources(answers, abstrac
     assert "╭" not in out
 
 
-def test_given_evidence_is_in_the_prompt_and_listed_as_a_source(answers, abstract, capsys):
-    with FakeServer(answers, tool_calls=False) as server:
-        ask(QUESTION, "--context", abstract, "society.evidence=given", *server.overrides)
-        payloads = [json.loads(body["messages"][1]["content"]) for body in server.bodies]
+def test_given_evidence_is_in_the_prompt_and_listed_as_a_source(asked_server, abstract, capsys):
+    asked_server.searches = False
+    ask(QUESTION, "--context", abstract, "society.evidence=given", *asked_server.overrides)
+    payloads = [json.loads(body["messages"][1]["content"]) for body in asked_server.requests]
     with_sources = [payload["sources"] for payload in payloads if "sources" in payload]
     assert with_sources == [[{"id": "question", "text": " ".join(ABSTRACT.split())}]] * 6
     out = capsys.readouterr().out
@@ -164,7 +74,7 @@ def test_given_evidence_is_in_the_prompt_and_listed_as_a_source(answers, abstrac
     assert f"“{QUOTE}” [your abstract]" in out
 
 
-def test_the_runs_seed_is_used_nothing_is_hidden_and_connections_are_closed(answers, abstract, monkeypatch):
+def test_the_runs_seed_is_used_nothing_is_hidden_and_connections_are_closed(asked_server, abstract, monkeypatch):
     import evaluation.conduct.live_society
     from chimera.serving.client import HttpModel
 
@@ -182,9 +92,9 @@ def test_the_runs_seed_is_used_nothing_is_hidden_and_connections_are_closed(answ
     monkeypatch.setattr(evaluation.conduct.live_society, "build_toolbox", build_toolbox)
     seeds = []
     for seed in (3, 3, 4):
-        with FakeServer(answers) as server:
-            ask(QUESTION, "--context", abstract, f"seed={seed}", *server.overrides)
-            seeds.append({body["seed"] for body in server.bodies if "seed" in body})
+        asked_server.requests.clear()
+        ask(QUESTION, "--context", abstract, f"seed={seed}", *asked_server.overrides)
+        seeds.append({body["seed"] for body in asked_server.requests if "seed" in body})
     assert len(seeds[0]) == 12, "three juniors call a tool and answer, six other roles answer"
     assert seeds[0] == seeds[1]
     assert not seeds[0] & seeds[2]
@@ -192,17 +102,15 @@ def test_the_runs_seed_is_used_nothing_is_hidden_and_connections_are_closed(answ
     assert len(closed) == 3
 
 
-def test_without_a_real_source_nothing_is_asked_and_the_error_says_what_to_give(answers):
-    with FakeServer(answers) as server:
-        with pytest.raises(ConfigError, match=r"invented studies: give --context FILE.*data\.path=hub.*pubmed.*--task"):
-            ask(QUESTION, *server.overrides)
-        assert not server.bodies
+def test_without_a_real_source_nothing_is_asked_and_the_error_says_what_to_give(asked_server):
+    with refused(ConfigError, "--context FILE", "data.path=hub", "tools.literature=pubmed", "--task"):
+        ask(QUESTION, *asked_server.overrides)
+    assert not asked_server.requests
 
 
-def test_an_answer_without_a_quote_of_what_was_given_is_withheld(answers, abstract, capsys):
+def test_an_answer_without_a_quote_of_what_was_given_is_withheld(answers, abstract, capsys, asked_server):
     answers["HypothesisRefiner"]["evidence"] = ["The relapse rate was lower with zorbex (2% versus 25%, p=0.004)."]
-    with FakeServer(answers) as server:
-        ask(QUESTION, "--context", abstract, *server.overrides)
+    ask(QUESTION, "--context", abstract, *asked_server.overrides)
     out = capsys.readouterr().out
     (block,) = [block.splitlines() for block in out.split("\n\n") if block.startswith("UNDECIDED")]
     assert block[0] == "UNDECIDED: no sentence of what you gave supports an answer"
@@ -212,10 +120,9 @@ def test_an_answer_without_a_quote_of_what_was_given_is_withheld(answers, abstra
     assert "p=0.004).” [in no source]" in out
 
 
-def test_a_veto_and_its_reason_stand_beside_the_answer(answers, abstract, capsys):
+def test_a_veto_and_its_reason_stand_beside_the_answer(answers, abstract, capsys, asked_server):
     answers["SafetyOfficer"] = {"issues": ["no stopping rule"], "severity": "CRITICAL", "verdict": "REVISE"}
-    with FakeServer(answers) as server:
-        ask(QUESTION, "--context", abstract, *server.overrides)
+    ask(QUESTION, "--context", abstract, *asked_server.overrides)
     out = capsys.readouterr().out
     assert "\nAnswer: yes; protocol: NO-GO\n" in out
     assert re.search(r"\n  veto +safety review: no stopping rule\n", out)
@@ -263,26 +170,25 @@ def test_the_toy_is_known_by_its_name_its_folder_and_its_sizes(tmp_path, serving
     assert toy_parts(mixed.models) == ["board"]
 
 
-def test_a_task_of_the_data_is_asked_by_its_id_with_its_invented_sources_named(answers, capsys):
-    with FakeServer(answers) as server:
-        (task, *_) = load(load_config(None, ["data.size=20"]).data).validation
-        ask("--task", task.id, *server.overrides)
-        out = capsys.readouterr().out
-        assert out.startswith(task.goal)
-        assert f"{task.id} of generated tasks, answer key: {task.label}" in out
-        assert re.search(r"\n  invented study generated-\S+  \S", out)
-        assert "Answer: yes; protocol: GO" in out
-        assert "toy" not in out
-        with pytest.raises(ConfigError, match="--task=generated-9 is not in the data; there are generated-"):
-            ask("--task", "generated-9", *server.overrides)
-        with pytest.raises(ConfigError, match="--task brings its own abstract"):
-            ask("--task", task.id, "--context", "x.txt", *server.overrides)
+def test_a_task_of_the_data_is_asked_by_its_id_with_its_invented_sources_named(asked_server, capsys):
+    (task, *_) = load(load_config(None, ["data.size=20"]).data).validation
+    ask("--task", task.id, *asked_server.overrides)
+    out = capsys.readouterr().out
+    assert out.startswith(task.goal)
+    assert f"{task.id} of generated tasks, answer key: {task.label}" in out
+    assert re.search(r"\n  invented study generated-\S+  \S", out)
+    assert "Answer: yes; protocol: GO" in out
+    assert "toy" not in out
+    with refused(ConfigError, "--task=generated-9", "generated-0-0"):
+        ask("--task", "generated-9", *asked_server.overrides)
+    with refused(ConfigError, "--context", "--task"):
+        ask("--task", task.id, "--context", "x.txt", *asked_server.overrides)
 
 
-def test_that_no_role_searched_is_a_warning_with_the_setting(answers, abstract, capsys):
+def test_that_no_role_searched_is_a_warning_with_the_setting(asked_server, abstract, capsys):
     for structured, expected in (("always", "set models.junior.structured=final"), ("auto", "--tool-call-parser")):
-        with FakeServer(answers, tool_calls=False) as server:
-            ask(QUESTION, "--context", abstract, f"models.junior.structured={structured}", *server.overrides)
+        asked_server.searches = False
+        ask(QUESTION, "--context", abstract, f"models.junior.structured={structured}", *asked_server.overrides)
         (block,) = [block for block in capsys.readouterr().out.split("\n\n") if "no role searched" in block]
         assert expected in block
 
@@ -308,19 +214,17 @@ def test_a_trained_run_answers_with_its_weights_and_its_policy(tmp_path, capsys)
     assert re.search(r"The bandit \(Supervisor@bandit\) selects the hypothesis of the \w+: (yes|no|maybe)", output)
     arrays = tmp_path / "trained" / supervisor.folder / "arrays.safetensors"
     arrays.write_bytes(arrays.read_bytes()[:-1] + b"?")
-    with pytest.raises(RunError, match=r"bandit/arrays\.safetensors is not what the run wrote.*restore it from a copy"):
+    with refused(RunError, "bandit/arrays.safetensors", "restore it from a copy"):
         main(["--task", task, "--run", "trained", f"runs_dir={tmp_path}"])
-    with pytest.raises(RunError, match="did you mean 'trained'"):
+    with refused(RunError, "'trained'"):
         main(["--task", task, "--run", "traned", f"runs_dir={tmp_path}"])
     with pytest.raises(ConfigError, match="brings its own settings"):
         main(["--task", task, "--run", "trained", "--config", "configs/local.yaml"])
 
 
-def test_a_server_that_is_not_there_is_named(answers, abstract):
-    with FakeServer(answers) as server:
-        overrides = server.overrides
-    with pytest.raises(RoleError, match=r"^\w+: model 'junior' \(big-model at http://127.*\) cannot be reached"):
-        ask(QUESTION, "--context", abstract, *overrides, "society.node_retries=0")
+def test_a_server_that_is_not_there_is_named(abstract):
+    with refused(RoleError, "'junior'", "big-model at http://127.0.0.1:9/v1", "is the server running"):
+        ask(QUESTION, "--context", abstract, *endpoints("http://127.0.0.1:9/v1"), "society.node_retries=0")
 
 
 @contextmanager
@@ -335,9 +239,10 @@ def running(*arguments):
 
 
 @pytest.mark.whole
-def test_a_role_that_fails_is_one_line_and_its_exit_code(answers, abstract):
+def test_a_role_that_fails_is_one_line_and_its_exit_code(asked_server, abstract):
     question = (QUESTION, "--context", str(abstract))
-    with FakeServer(answers, break_role="Supervisor") as server, running(*question, *server.overrides) as process:
+    asked_server.broken_role = "Supervisor"
+    with running(*question, *asked_server.overrides) as process:
         output, errors = process.communicate()
     assert process.returncode == 5
     (line,) = errors.splitlines()
@@ -345,10 +250,11 @@ def test_a_role_that_fails_is_one_line_and_its_exit_code(answers, abstract):
     assert "Geneticist: yes" in output, "what was done before the failure is shown"
 
 
-def test_ctrl_c_ends_it_at_once_without_a_traceback(answers, abstract):
+def test_ctrl_c_ends_it_at_once_without_a_traceback(asked_server, abstract):
     question = (QUESTION, "--context", str(abstract))
-    with FakeServer(answers, hang=True) as server, running(*question, *server.overrides) as process:
-        server.asked.wait()
+    asked_server.hangs = True
+    with running(*question, *asked_server.overrides) as process:
+        asked_server.reached.wait()
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate()
     assert (process.returncode, errors) == (130, "interrupted\n")
@@ -358,17 +264,17 @@ def test_ctrl_c_ends_it_at_once_without_a_traceback(answers, abstract):
     ("arguments", "error", "message"),
     [
         (["  "], ConfigError, "the question is empty"),
-        (["q", "--context", "missing.txt"], DataError, "--context missing.txt: cannot be read (No such file"),
-        (["q", "society.evidence=given"], ConfigError, "give one with --context FILE"),
-        (["q"], ConfigError, "there is nothing to answer your question from"),
+        (["q", "--context", "missing.txt"], DataError, ("--context missing.txt", "No such file")),
+        (["q", "society.evidence=given"], ConfigError, "--context FILE"),
+        (["q"], ConfigError, ("generated tasks", "--context FILE")),
         (["q", "--context", "missing.txt", "society.max_tool_calls=0"], ConfigError, "no role may search"),
         (["q", "society.evidense=given"], ConfigError, "society.evidence"),
-        (["Does caf\udce9 help?"], ConfigError, r"on the command line: 'Does caf\udce9' ends with half a character"),
+        (["Does caf\udce9 help?"], ConfigError, r"'Does caf\udce9'"),
         (["--task", "\ud800"], ConfigError, "write the text in UTF-8"),
     ],
 )
 def test_wrong_arguments_are_named_before_anything_starts(arguments, error, message):
-    with pytest.raises(error, match=re.escape(message)):
+    with refused(error, message):
         main(arguments)
 
 
@@ -377,14 +283,14 @@ def test_wrong_arguments_are_named_before_anything_starts(arguments, error, mess
     [
         (b" \n ", "the file is empty"),
         (b"\xff\xfe\x00", "byte 0 is not UTF-8"),
-        (b"x" * (LONGEST + 1), "20,001 characters, at most 20,000"),
-        (b"x" * 2_000_000, "over 20,000 characters, the most allowed"),
+        (b"x" * (LONGEST + 1), ("file.txt", "20,001 characters", "20,000")),
+        (b"x" * 2_000_000, ("file.txt", "over 20,000 characters")),
     ],
 )
 def test_a_file_that_is_no_abstract_is_a_data_error(tmp_path, content, message):
     path = tmp_path / "file.txt"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=re.escape(message)):
+    with refused(DataError, message):
         read_abstract(path)
 
 

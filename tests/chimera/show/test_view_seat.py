@@ -6,11 +6,10 @@ import re
 from html import unescape
 
 import pytest
+from ask_kit import QUESTION, QUOTE, ask
 from starlette.testclient import TestClient
-from test_society_ask import ABSTRACT, QUESTION, QUOTE, FakeServer, ask
 from view_kit import HOST, KEY, PLANTED, PORT
 
-from chimera.config.roles import JUNIORS
 from evaluation.conduct.kept import Kept
 from evaluation.view.app import make_app
 from evaluation.view.seat import PersonSeat
@@ -19,20 +18,15 @@ REASON = f"too small {PLANTED}"
 
 
 @pytest.fixture
-def waiting(tmp_path, society_kit, capsys):
+def waiting(tmp_path, answers, asked_server, abstract, capsys):
     """A question whose GO waits, with the browser of a person: the browser, the question's name, the runs folder."""
-    quoted = {name: {**society_kit.answers[name], "evidence": [QUOTE]} for name in (*JUNIORS, "HypothesisRefiner")}
-    answers = {**society_kit.answers, **quoted}
     answers["PrincipalInvestigator"] = {**answers["PrincipalInvestigator"], "rationale": f"it holds {PLANTED}"}
-    abstract = tmp_path / "abstract.txt"
-    abstract.write_text(ABSTRACT, encoding="utf-8")
     runs = tmp_path / "runs"
-    with FakeServer(answers) as server:
-        ask(QUESTION, "--context", abstract, *server.overrides, "--confirm", "--json", f"runs_dir={runs}")
-        name = json.loads(capsys.readouterr().out)["kept_as"]
-        with TestClient(make_app(runs, key=KEY, port=PORT), base_url=HOST) as client:
-            client.get(f"/?key={KEY}")
-            yield client, name, runs
+    ask(QUESTION, "--context", abstract, *asked_server.overrides, "--confirm", "--json", f"runs_dir={runs}")
+    name = json.loads(capsys.readouterr().out)["kept_as"]
+    with TestClient(make_app(runs, key=KEY, port=PORT), base_url=HOST) as client:
+        client.get(f"/?key={KEY}")
+        yield client, name, runs
 
 
 def say(client, name, **form):
@@ -105,13 +99,12 @@ def test_a_question_that_cannot_be_read_is_told(waiting):
     assert say(client, name, action="approve").status_code == 404
 
 
-def test_an_answer_that_no_source_supports_is_withheld_on_the_page_too(tmp_path, society_kit, capsys):
-    unsupported = {**society_kit.answers["HypothesisRefiner"], "evidence": ["Nobody wrote this."]}
-    abstract = tmp_path / "abstract.txt"
-    abstract.write_text(ABSTRACT, encoding="utf-8")
+def test_an_answer_that_no_source_supports_is_withheld_on_the_page_too(
+    tmp_path, answers, asked_server, abstract, capsys
+):
+    answers["HypothesisRefiner"]["evidence"] = ["Nobody wrote this."]
     runs = tmp_path / "runs"
-    with FakeServer({**society_kit.answers, "HypothesisRefiner": unsupported}) as server:
-        ask(QUESTION, "--context", abstract, *server.overrides, "--confirm", "--json", f"runs_dir={runs}")
+    ask(QUESTION, "--context", abstract, *asked_server.overrides, "--confirm", "--json", f"runs_dir={runs}")
     name = json.loads(capsys.readouterr().out)["kept_as"]
     with TestClient(make_app(runs, key=KEY, port=PORT), base_url=HOST) as client:
         client.get(f"/?key={KEY}")

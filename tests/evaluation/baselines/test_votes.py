@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from record_kit import answered
 
 from agents.visit.record import ModelCall, ToolUse, by_visit
 from chimera.core.types import LABELS
 from evaluation.baselines.votes import affordable, counted, majority_of
-from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import BaselineAnswer, Plan, PlannedTask, Stage, StageAnswers
 
 BASE = Stage("base", "base", "sequence", (), {"junior": "nano@0"})
@@ -38,13 +38,9 @@ def record(answers=("yes", "no", "no"), chosen="yes", first="maybe", final="no",
         "unreviewed_hypothesis": {"answer": first},
         "refined_hypothesis": {"answer": final},
     }
-    fields = {
-        **{"rollout_id": "ro-1", "task_id": "t1", "source": "generated", "level": None, "phase": "x", "repeat": 0},
-        **{"seed": 1, "attempt": 1, "status": "succeeded", "error": None, "label": "yes", "answer": final},
-        **{"decision": "NO-GO", "reward": 1.0, "outputs": outputs, "visits": VISITS},
-        "counts": {"model_calls": 9, "prompt_tokens": 700, "completion_tokens": 65},
-    }
-    return RolloutRecord(**{**fields, **changes})
+    counts = {"model_calls": 9, "prompt_tokens": 700, "completion_tokens": 65}
+    fields = {"level": None, "decision": "NO-GO", "outputs": outputs, "visits": VISITS, "counts": counts}
+    return answered("ro-1", "t1", final, **(fields | changes))
 
 
 def call(sample, answer, name="single@base", tokens=(90, 10), task="t1"):

@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from record_kit import answered
 
 from chimera.core.types import LABELS
 from evaluation.causes.lost import first_wrong_step, lost
-from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import Place, Stage, StageAnswers
 
 STAGE = Stage("base", "base", "sequence", (), {})
@@ -19,24 +19,9 @@ def rollout(label, initial=(), selected=None, refined=None, final=None, veto=Non
         "selected_hypothesis": {"answer": selected},
         "refined_hypothesis": {"answer": refined},
     }
-    return RolloutRecord(
-        rollout_id="ro-1",
-        task_id="t1",
-        source="generated",
-        level=1,
-        phase="eval-test-base",
-        repeat=0,
-        seed=0,
-        attempt=1,
-        status=status,
-        error=None if done else "the model did not answer",
-        label=label,
-        answer=final if done else None,
-        decision="GO" if done else None,
-        reward=None,
-        veto=veto,
-        outputs=outputs if done else {},
-    )
+    fields = {"phase": "eval-test-base", "status": status, "label": label, "veto": veto}
+    fields |= {"answer": final, "decision": "GO", "outputs": outputs} if done else {}
+    return answered("ro-1", "t1", "yes" if done else None, None, **fields)
 
 
 def stage(*records):

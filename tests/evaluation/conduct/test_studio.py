@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from message_kit import refused
 
 from chimera.core.errors import ConfigError
 from evaluation.conduct.studio import studio_graph
@@ -20,7 +21,7 @@ async def test_it_answers_tasks_by_id_and_by_question_and_no_others(tmp_path):
     assert state["final_decision"] in ("GO", "NO-GO", "UNDECIDED")
     again = await graph.ainvoke({"research_goal": state["research_goal"]}, interrupt_after=["Geneticist"])
     assert again["initial_hypotheses"]
-    with pytest.raises(ConfigError, match=r"not a task of generated tasks.*chimera ask"):
+    with refused(ConfigError, "chimera ask"):
         await graph.ainvoke({"research_goal": "Does aspirin prevent stroke?"})
 
 

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from record_kit import answered
 from sklearn.metrics import f1_score
 from statsmodels.stats.contingency_tables import mcnemar
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
-from chimera.core.types import DECISION_OF_LABEL, LABELS
+from chimera.core.types import LABELS
 from evaluation.measures.comparison import (
     Comparison,
     adjust,
@@ -24,7 +25,6 @@ from evaluation.measures.comparison import (
 from evaluation.measures.metrics import metrics_of, stage_metrics
 from evaluation.measures.paired import paired_difference
 from evaluation.measures.statistics import exchange_test
-from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import Plan, PlannedTask, Stage, StageAnswers
 from training.configuration import load_config
 
@@ -47,27 +47,13 @@ def plan(labels, repeats=1):
 
 def stage(labels, answers, rewards, repeat=0, **fields):
     """One rollout a task; an answer that is None is a failed rollout."""
-    records = []
-    for number, (label, answer, reward) in enumerate(zip(labels, answers, rewards, strict=True)):
-        records.append(
-            RolloutRecord(
-                rollout_id=f"ro-{number}-{repeat}",
-                task_id=f"t{number}",
-                source="generated",
-                level=1,
-                phase="gate-base",
-                repeat=repeat,
-                seed=number,
-                attempt=1,
-                status="failed" if answer is None else "succeeded",
-                error="broken" if answer is None else None,
-                label=label,
-                answer=answer,
-                decision=None if answer is None else DECISION_OF_LABEL[answer],
-                reward=None if answer is None else reward,
-                **fields,
-            )
+    records = [
+        answered(
+            f"ro-{number}-{repeat}", f"t{number}", answer, reward,
+            phase="gate-base", repeat=repeat, seed=number, label=label, **fields,
         )
+        for number, (label, answer, reward) in enumerate(zip(labels, answers, rewards, strict=True))
+    ]  # fmt: skip
     return StageAnswers(Stage("base", "the base", "sequence", (), {}), tuple(records), ())
 
 

@@ -1,6 +1,7 @@
 """Families of Holm's correction: declared in the configuration, recorded at the run's start, and compared later."""
 
 import pytest
+from message_kit import refused
 
 from chimera.config.sections.evaluation import PRIMARY
 from chimera.core.errors import ConfigError
@@ -27,13 +28,13 @@ def test_the_primary_metrics_are_those_that_the_default_names():
 @pytest.mark.parametrize(
     ("patterns", "said"),
     [
-        ("[main/aligment]", r"families.f: 'main/aligment' names no metric 'aligment': did you mean 'alignment'\?"),
-        ("['*/part_nope*']", "names no metric 'part_nope"),
-        ("[main/cost]", "names no metric 'cost'"),
+        ("[main/aligment]", ("families.f", "'main/aligment'", "'aligment'", "'alignment'")),
+        ("['*/part_nope*']", ("'*/part_nope*'", "'part_novelty'")),
+        ("[main/cost]", ("'main/cost'", "'cost'", "reward")),
     ],
 )
 def test_unknown_metrics_are_refused_by_name(patterns, said):
-    with pytest.raises(ConfigError, match=said):
+    with refused(ConfigError, said):
         families.check(load_config(overrides=[f"evaluation.families.f={patterns}"]))
 
 
@@ -46,7 +47,7 @@ def test_known_metrics_are_not():
 
 @pytest.mark.parametrize("value", ["reward", "[]", "[reward]", "[a b/reward]", "[3]"])
 def test_what_is_no_pattern_is_refused(value):
-    with pytest.raises(ConfigError, match=r"families\.f must"):
+    with refused(ConfigError, "families.f"):
         load_config(overrides=[f"evaluation.families.f={value}"])
 
 

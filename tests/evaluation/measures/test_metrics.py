@@ -8,31 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from record_kit import answered
 
 from chimera.config.tree import Config
 from chimera.run.directory import Run
 from chimera.run.policies import Policy
-from evaluation.records.rollouts import RolloutRecord
 from training.watch.metrics import Metrics, plain, rollout_values
 
-RECORD = RolloutRecord(
-    rollout_id="r0",
-    task_id="t0",
-    source="generated",
-    level=1,
-    phase="gather",
-    repeat=0,
-    seed=0,
-    attempt=1,
-    status="succeeded",
-    error=None,
-    label="yes",
-    answer="yes",
-    decision="GO",
-    reward=0.75,
-    parts={"alignment": 0.5, "novelty": 0.25},
-    seconds=1.5,
-)
+RECORD = answered("r0", "t0", reward=0.75, parts={"alignment": 0.5, "novelty": 0.25}, seconds=1.5)
 SCALARS = st.one_of(
     st.none(), st.booleans(), st.integers(), st.text(), st.floats(), st.floats(width=32).map(np.float32)
 )

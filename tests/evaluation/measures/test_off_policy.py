@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from message_kit import refused
 
 from evaluation.measures.off_policy import (
     Log,
@@ -168,14 +169,14 @@ def test_intervals_cover_the_truth_as_often_as_they_say():
 @pytest.mark.parametrize(
     ("propensities", "clusters", "message"),
     [
-        ([0.5, 0.0], None, r"must be in \(0, 1\], the least is 0.0"),
-        ([0.5, 1.5], None, r"must be in \(0, 1\]"),
-        ([0.5], None, r"differ in number: \[1, 2\]"),
+        ([0.5, 0.0], None, ("(0, 1]", "0.0")),
+        ([0.5, 1.5], None, "(0, 1]"),
+        ([0.5], None, "[1, 2]"),
         ([0.5, 0.5], ["a", "a"], "at least two clusters"),
     ],
 )
 def test_a_log_that_cannot_be_evaluated_is_refused(propensities, clusters, message):
-    with pytest.raises(ValueError, match=message):
+    with refused(ValueError, message):
         Log.of([0, 1], propensities, [1.0, 2.0], clusters)
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from record_kit import answered
 from sklearn.metrics import accuracy_score, f1_score
 
 from chimera.core.errors import RunError
-from chimera.core.types import DECISION_OF_LABEL, LABELS, Label
+from chimera.core.types import LABELS, Label
 from evaluation.measures.metrics import stage_metrics
 from evaluation.measures.official import REFERENCES, missing_sentence, predictions, unanswered, write_predictions
 from evaluation.records.rollouts import RolloutRecord
@@ -26,22 +27,8 @@ def plan_of(labels: Sequence[Label], repeats: int = 1) -> Plan:
 
 
 def record(task: PlannedTask, answer: Label | None, repeat: int = 0) -> RolloutRecord:
-    return RolloutRecord(
-        rollout_id=f"ro-{task.id}-{repeat}",
-        task_id=task.id,
-        source="pubmedqa",
-        level=None,
-        phase="eval-test-base",
-        repeat=repeat,
-        seed=1,
-        attempt=1,
-        status="failed" if answer is None else "succeeded",
-        error="timed out" if answer is None else None,
-        label=task.label,
-        answer=answer,
-        decision=None if answer is None else DECISION_OF_LABEL[answer],
-        reward=None,
-    )
+    fields = {"source": "pubmedqa", "level": None, "phase": "eval-test-base", "repeat": repeat, "label": task.label}
+    return answered(f"ro-{task.id}-{repeat}", task.id, answer, None, **fields)
 
 
 def answers_of(plan: Plan, answers: Sequence[Label | None], repeat: int = 0) -> StageAnswers:
@@ -87,7 +74,7 @@ def test_a_failed_rollout_is_left_out_with_its_reason_and_never_guessed(tmp_path
     plan = plan_of(["yes", "no", "maybe"])
     given = answers_of(plan, [None, "no", None])
     assert predictions(plan, given) == {"20000001": "no"}
-    assert unanswered(plan, given) == {"20000000": "timed out", "20000002": "timed out"}
+    assert unanswered(plan, given) == {"20000000": "no JSON", "20000002": "no JSON"}
     write_predictions(tmp_path / "predictions.json", predictions(plan, given))
     with pytest.raises(ValueError, match="not all and only"):
         official_score({task.id: task.label for task in plan.tasks}, tmp_path / "predictions.json")

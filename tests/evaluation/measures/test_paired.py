@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,17 +36,6 @@ def test_a_constant_gain_moves_the_interval_and_nothing_else(pairs, gain):
 def test_the_same_gain_everywhere_has_an_interval_of_no_width():
     found = paired_difference([0.0, 1.0, 2.0], [0.5, 1.5, 2.5], **SETTINGS)
     assert (found.mean, found.low, found.high) == (0.5, 0.5, 0.5)
-
-
-def test_the_interval_covers_the_truth_about_as_often_as_it_says():
-    rng = np.random.default_rng(1)
-    covered = 0
-    for trial in range(1000):
-        before = rng.normal(size=100)
-        after = before + rng.normal(0.2, 0.5, size=100)
-        found = paired_difference(list(before), list(after), confidence=0.95, resamples=1000, seed=trial)
-        covered += found.low <= 0.2 <= found.high
-    assert 0.93 <= covered / 1000 <= 0.97
 
 
 @pytest.mark.parametrize(("before", "after"), [([1.0], [2.0]), ([], []), ([1.0, 2.0], [1.0])])

@@ -5,11 +5,12 @@ from dataclasses import replace
 from statistics import fmean
 
 import pytest
+from message_kit import refused
+from record_kit import answered
 from sklearn.metrics import accuracy_score, f1_score
 
 from chimera.core.errors import ConfigError
 from evaluation.measures.metrics import answer_metrics, answers_by_baseline, metrics_of, outcomes, stage_metrics
-from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import BaselineAnswer, Plan, PlannedTask, Stage, StageAnswers
 from evaluation.scores.judge import CRITERIA
 from training.configuration import load_config
@@ -30,20 +31,10 @@ LABEL_OF = {"GO": "yes", "NO-GO": "no", "UNDECIDED": "maybe"}
 def rollout(task, decision, reward, repeat=0, **fields):
     scores = {name: round(0.1 * index + 0.05 * int(task[1:]), 3) for index, name in enumerate(CRITERIA, start=1)}
     standard = {
-        "rollout_id": f"ro-{task}-{repeat}",
-        "task_id": task,
-        "source": "generated",
-        "level": 1,
         "phase": "gate-base",
         "repeat": repeat,
-        "seed": 1,
-        "attempt": 1,
-        "status": "succeeded",
-        "error": None,
         "label": LABELS[task],
-        "answer": LABEL_OF.get(decision),
         "decision": decision,
-        "reward": reward,
         "parts": {"impact": 0.3 * scores["impact"], "alignment": reward - 0.3 * scores["impact"]},
         "outputs": {
             "turn_count": 9,
@@ -62,7 +53,7 @@ def rollout(task, decision, reward, repeat=0, **fields):
         "tokens": {"junior": {"prompt": 1000, "completion": 100}, "senior": {"prompt": 600, "completion": 300}},
         "seconds": 2.0,
     }
-    return RolloutRecord(**{**standard, **fields})
+    return answered(f"ro-{task}-{repeat}", task, LABEL_OF.get(decision), reward, **(standard | fields))
 
 
 def failed(task, repeat=0, **fields):
@@ -157,12 +148,12 @@ def test_cost_is_that_of_models_with_a_price():
 @pytest.mark.parametrize(
     ("prices", "message"),
     [
-        ("{juniors: [1, 2]}", "prices.juniors is about no slot.* did you mean 'junior'"),
-        ("{judge: [1, 2]}", "those are board, junior, principal, refiner, senior, supervisor"),
+        ("{juniors: [1, 2]}", ("prices.juniors", "'junior'")),
+        ("{judge: [1, 2]}", ("prices.judge", "board, junior, principal, refiner, senior, supervisor")),
     ],
 )
 def test_a_price_that_would_count_nothing_is_refused(prices, message):
-    with pytest.raises(ConfigError, match=message):
+    with refused(ConfigError, message):
         load_config(overrides=[f"evaluation.prices={prices}"])
 
 

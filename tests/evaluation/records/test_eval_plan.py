@@ -1,6 +1,7 @@
 """What is evaluated: stages from the ledger, tasks in the gate's order, and never a task that was learned from."""
 
 import pytest
+from message_kit import refused
 
 from chimera.core.errors import ConfigError, RunError
 from chimera.data.tasks import load
@@ -94,7 +95,9 @@ def test_shapley_makes_each_society_of_four_phases_once(trained):
 
 def test_too_many_phases_for_all_their_coalitions_are_refused(trained):
     run = trained(*((WENT_LIVE, f"phase{number}", "junior") for number in range(6)))
-    with pytest.raises(ConfigError, match=r"kept 6 phases \(phase0, .*up to 64 stages.*contributions=around"):
+    with refused(
+        ConfigError, "evaluation.contributions=shapley", "6 phases", "64 stages", "evaluation.contributions=around"
+    ):
         choose_stages(run, None, "shapley")
     assert len(choose_stages(run, None, "around")) == 7
 
@@ -123,13 +126,13 @@ def test_what_was_rolled_back_is_no_stage(trained):
     run = trained((WENT_LIVE, "sft", "junior"), (ROLLED_BACK, "ppo", "senior"))
     assert [stage.name for stage in stages_of(run)] == ["base", "sft"]
     assert rolled_back(run) == ["ppo"]
-    with pytest.raises(ConfigError, match="what ppo learned was rolled back"):
+    with refused(ConfigError, "--stages=base,ppo", "base, sft"):
         choose_stages(run, "base,ppo")
 
 
-@pytest.mark.parametrize(("asked", "message"), [("bse", "did you mean 'base'"), (" , ", "--stages names none")])
+@pytest.mark.parametrize(("asked", "message"), [("bse", ("'bse'", "'base'")), (" , ", ("--stages", "base"))])
 def test_a_wrong_stage_is_refused(trained, asked, message):
-    with pytest.raises(ConfigError, match=message):
+    with refused(ConfigError, message):
         choose_stages(trained(), asked)
 
 
@@ -150,7 +153,7 @@ def test_tasks_are_the_gates_first_then_the_other_held_out_ones():
     every = choose_tasks(dataset, "val", config, 20)
     assert every[:8] == gate
     assert {task.id for task in every} == {task.id for task in dataset.validation}
-    with pytest.raises(ConfigError, match="there are 20 tasks in the val split"):
+    with refused(ConfigError, "--limit 21", "20 tasks", "val split"):
         choose_tasks(dataset, "val", config, 21)
 
 
@@ -167,14 +170,14 @@ def test_the_test_split_holds_tasks_that_no_decision_used():
     assert choose_tasks(dataset, "test", config, 4) == chosen[:4]
     check_unseen(chosen, dataset, "test")
     assert not set(chosen) & set(gate_tasks(dataset, config))
-    with pytest.raises(ConfigError, match="there are 10 tasks in the test split"):
+    with refused(ConfigError, "--limit 11", "10 tasks", "test split"):
         choose_tasks(dataset, "test", config, 11)
 
 
 def test_tasks_that_were_trained_on_are_refused():
     dataset = load(load_config(None, ["data.size=50"]).data)
     check_unseen(dataset.validation, dataset, "val")
-    with pytest.raises(ConfigError, match=f"1 of 2 val tasks, such as {dataset.train[0].id}, were used in training"):
+    with refused(ConfigError, "1 of 2 val tasks", dataset.train[0].id):
         check_unseen([dataset.validation[0], dataset.train[0]], dataset, "val")
     # A test task must not have chosen what went live either.
     with pytest.raises(ConfigError, match="10 of 10 test tasks"):

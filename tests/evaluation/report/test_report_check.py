@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from message_kit import refused
 from report_kit import PLAN
 
 from chimera.core.errors import RunError
@@ -94,7 +95,7 @@ def test_a_report_without_its_run_is_no_pass(report, run, tmp_path):
 
 def test_a_run_that_lacks_rollouts_or_a_report_that_lacks_its_plan_is_named(report, run, study, tmp_path):
     more = replace(PLAN, tasks=(*PLAN.tasks, PlannedTask("t99", "?", "yes", 1)))
-    with pytest.raises(RunError, match="t99"):
+    with refused(RunError, "base", "1 of 13", "t99", "python -m chimera.eval --run hand"):
         load_study(run, more)
     del report["plan"]
     assert any(problem.startswith("plan is missing") for problem in unlike(report, study, tmp_path))
@@ -110,11 +111,11 @@ def test_a_file_that_is_no_report_is_refused(tmp_path, text, words):
     file = tmp_path / "report.json"
     if text is not None:
         file.write_text(text)
-    with pytest.raises(RunError, match=words):
+    with refused(RunError, file, words):
         verify(file, None)
 
 
 def test_a_folder_that_cannot_be_written_is_named(report, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="cannot be written"):
+    with refused(RunError, "cannot be written", tmp_path / "file"):
         write_report(report, tmp_path / "file")

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from record_kit import answered
 
 from agents.schemas import ExperimentProtocol, FinalDecision, Hypothesis
 from agents.visit.prompting import payload_of
@@ -54,24 +55,7 @@ def record_of(number: int, **changes: Any) -> RolloutRecord:
         "final_veto": None,
         "final_rationale": "the evidence supports it",
     }
-    fields: dict[str, Any] = {
-        "rollout_id": f"ro-{number}",
-        "task_id": f"t{number}",
-        "source": "generated",
-        "level": 1,
-        "phase": "gate-base",
-        "repeat": 0,
-        "seed": 1,
-        "attempt": 1,
-        "status": "succeeded",
-        "error": None,
-        "label": "yes",
-        "answer": "yes",
-        "decision": "GO",
-        "reward": 1.0,
-        "outputs": outputs,
-    }
-    return RolloutRecord(**{**fields, **changes})
+    return answered(f"ro-{number}", f"t{number}", **{"phase": "gate-base", "outputs": outputs, **changes})
 
 
 RECORDS = [record_of(number) for number in range(4)]

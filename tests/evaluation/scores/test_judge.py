@@ -172,6 +172,10 @@ async def test_the_rubric_judge_is_not_swayed(text: str):
         (json.dumps({name: score for name, score in SCORES.items() if name != "impact"}), "impact"),
         (json.dumps({**SCORES, "overall": 1.0}), "overall"),
         ("", "empty"),
+        ("[" * 100_000, "JSON"),
+        ("9" * 5000, "JSON"),
+        ("```json\n" + "\n" * 3000, "JSON"),
+        ('{"novelty": "\\ud800"}', "JSON"),
     ],
 )
 async def test_an_unreadable_answer_is_asked_again_once_and_then_missing(bad: str, said: str):

@@ -7,6 +7,7 @@ from typing import Any
 
 import krippendorff
 import pytest
+from record_kit import answered
 from scipy.stats import spearmanr
 
 from chimera.config.sections.rollouts import RewardConfig
@@ -34,23 +35,16 @@ def record(number: int, stage: str, scores: Scores, words: int = 14, status: Any
     protocol = dict.fromkeys(FIELDS, "x") | {"design": " ".join(["word"] * (words - 6)), "sample_size": 10}
     protocol["amendments"] = ["these words do not count"]
     outputs = {"final_protocol": protocol, "final_evaluation": {"scores": scores, "error": None}}
-    return RolloutRecord(
-        rollout_id=f"ro-{stage}-{number}",
-        task_id=f"t{number}",
-        source="generated",
-        level=1,
+    succeeded = status == "succeeded"
+    return answered(
+        f"ro-{stage}-{number}",
+        f"t{number}",
+        "yes" if succeeded else None,
         phase=f"gate-{stage}",
-        repeat=0,
-        seed=1,
-        attempt=1,
         status=status,
-        error=None if status == "succeeded" else "timed out",
-        label="yes",
-        answer="yes" if status == "succeeded" else None,
-        decision="GO" if status == "succeeded" else None,
         reward=1.0,
         policy_versions={"junior": f"nano@{stage}", "judge": "rubric"},
-        outputs=outputs if status == "succeeded" else {},
+        outputs=outputs if succeeded else {},
     )
 
 

@@ -6,6 +6,7 @@ from statistics import fmean
 
 import numpy as np
 import pytest
+from message_kit import refused
 from rich.console import Console
 from sklearn.metrics import f1_score
 
@@ -234,5 +235,5 @@ def test_a_file_that_is_no_report_is_named(tmp_path):
     file = tmp_path / "report.json"
     for content in ("", "[]", '{"run": {}}'):
         file.write_text(content)
-        with pytest.raises(RunError, match=r"report.json is no report of a run .* evaluate data0-seed0 again"):
+        with refused(RunError, "report.json", "evaluate data0-seed0 again"):
             SeedRun.read("data0-seed0", 0, 0, file)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from message_kit import refused
 from scipy.stats import mannwhitneyu, t
 
 from benchmarks.coverage import coverage
@@ -105,7 +106,7 @@ def test_data_seeds_are_strata():
     assert far.value == pytest.approx(near.value + 50)
     assert far.high - far.low == pytest.approx(near.high - near.low)
     assert (far.runs, far.tasks) == (10, 120)
-    with pytest.raises(ValueError, match="a run and a task in each data seed"):
+    with refused(ValueError, "a run and a task", "[]"):
         mean_of([])
 
 

@@ -8,7 +8,9 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from message_kit import refused
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from record_kit import answered
 
 from chimera.config.sections.telemetry import TelemetryConfig
 from chimera.core.errors import ConfigError
@@ -40,20 +42,7 @@ CALLS = [
 
 
 def record(number=1, **fields):
-    known = {
-        "rollout_id": f"ro-{number}",
-        "task_id": "task-7",
-        "source": "generated",
-        "level": 1,
-        "phase": "gather",
-        "repeat": 0,
-        "seed": 0,
-        "attempt": 1,
-        "status": "succeeded",
-        "error": None,
-        "label": "yes",
-        "answer": "yes",
-        "decision": "GO",
+    usual = {
         "reward": 2.5,
         "parts": {"alignment": 1.0, "novelty": None},
         "policy_versions": {"junior": "junior@sft"},
@@ -62,7 +51,7 @@ def record(number=1, **fields):
         "seconds": 2.0,
         "trace": f"traces/gather/ro-{number}.jsonl.gz",
     }
-    return RolloutRecord.load({**RolloutRecord(**{**known, **fields}).dump()})
+    return RolloutRecord.load(answered(f"ro-{number}", "task-7", **(usual | fields)).dump())
 
 
 def trace(number=1, *, reported=True):
@@ -251,7 +240,7 @@ def test_headers_come_from_the_variable_and_reach_the_collector_only(run):
         sent(run, receiver, (record(2), trace(2)))
         assert "Authorization" not in receiver.headers[1]
     assert KEY not in "".join(file.read_text(errors="replace") for file in run.path.rglob("*.json*") if file.is_file())
-    with pytest.raises(ConfigError, match="this variable is not set"):
+    with refused(ConfigError, "telemetry.headers_env=MISSING", "leave the key out"):
         headers_of(TelemetryConfig(otlp_endpoint="http://x:1", headers_env="MISSING"), {})
     with pytest.raises(ConfigError, match="NAME=VALUE"):
         headers_of(TelemetryConfig(otlp_endpoint="http://x:1", headers_env="ODD"), {"ODD": "nothing"})
@@ -332,5 +321,5 @@ def test_the_collector_s_base_address_gets_the_path_of_otlp(endpoint, address):
 
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:4318", "http://user:secret@host", "http://host?key=1", "ftp://host"])
 def test_an_address_that_is_none_or_has_a_secret_is_refused(endpoint):
-    with pytest.raises(ConfigError, match="otlp_endpoint"):
+    with refused(ConfigError, "telemetry.otlp_endpoint", "http://127.0.0.1:4318"):
         load_config(overrides=[f"telemetry.otlp_endpoint={endpoint}"])

@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from message_kit import refused
 from view_kit import make_runs, rollout
 
 from chimera.core.errors import ConfigError, RunError
@@ -205,7 +206,7 @@ def test_what_is_chosen():
     assert [one.number for one in RolloutChoice().pick(rows, learned={rows[3].rollout_id})] == [4]
     by_tokens = RolloutChoice(role="Geneticist", sort="-role:tokens").pick(rows)
     assert len(by_tokens) == 5
-    with pytest.raises(ConfigError, match="cannot be sorted by 'beauty'"):
+    with refused(ConfigError, "'beauty'", "reward", "role:visits"):
         sort_key("beauty", "")
     with pytest.raises(ConfigError, match="low='x' is not a number"):
         RolloutChoice.read({"low": "x"})

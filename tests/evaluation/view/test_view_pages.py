@@ -7,6 +7,7 @@ from html import unescape
 from html.parser import HTMLParser
 
 import pytest
+from message_kit import refused
 from starlette.testclient import TestClient
 from view_kit import HOST, KEY, ODD_FOLDER, PLANTED, PORT, make_runs, rollout
 
@@ -271,7 +272,7 @@ def test_a_run_that_is_evaluated_is_not_called_running(tmp_path, evaluates, word
         assert writer.stdout.readline() == "owned\n"
         client.get(f"/?key={KEY}")
         listed, page = Page(shown(client, "/")).text, Page(shown(client, "/runs/first")).text
-        with pytest.raises(RunError, match=rf"is being written by process {writer.pid}: wait"):
+        with refused(RunError, "'first'", f"process {writer.pid}", "wait"):
             Run(tmp_path / "first").own()
         writer.communicate("")
     others = {"running", "evaluating"} - {word}

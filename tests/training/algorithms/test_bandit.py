@@ -1,7 +1,6 @@
 """The bandit's features, reward models, learning from logged choices, and folder on disk."""
 
 import json
-import pickle
 import random
 from dataclasses import replace
 from statistics import NormalDist
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from message_kit import refused
 
 from agents.context import Candidates
 from agents.policies.bandit import BanditPolicy, Settings, folds, load_policy
@@ -99,9 +99,7 @@ def test_in_hindsight_choices_that_were_never_good_teach_the_good_one(kind):
 
 
 def test_a_choice_without_hindsight_cannot_teach_in_hindsight():
-    with pytest.raises(
-        RunError, match=r"task t0 was logged without the alignment .* set reward\.alignment .* update=direct for"
-    ):
+    with refused(RunError, "task t0", "reward.alignment", "update=direct"):
         learned(badly_logged(1, 0), update="hindsight")
 
 
@@ -217,7 +215,7 @@ def test_doubly_robust_learning_survives_a_model_of_rewards_that_is_wrong():
 
 @pytest.mark.parametrize("update", ["ips", "dr"])
 def test_a_choice_without_propensities_cannot_be_weighted(update):
-    with pytest.raises(RunError, match=r"task t1 was logged without propensities: .*update=direct"):
+    with refused(RunError, "task t1", "propensities", "update=direct"):
         learned([event("drug", "Geneticist", None, 1.0, "t1")], update=update)
     assert learned([event("drug", "Geneticist", None, 1.0, "t1")]).events == 1
 
@@ -254,17 +252,13 @@ def test_a_policy_is_the_same_after_reloading_and_goes_on_learning(tmp_path, kin
     assert found[0] == found[1]
 
 
-def test_a_broken_or_dangerous_folder_is_refused(tmp_path):
-    with pytest.raises(RunError, match=r"bandit policy .* cannot be read: .*run the bandit phase again"):
-        load_policy(tmp_path)
-    learned(badly_logged(20, 0)).save(tmp_path)
-    (tmp_path / "arrays.safetensors").write_bytes(pickle.dumps({"model.moment": 1}))
-    with pytest.raises(RunError, match="cannot be read"):
+def test_a_broken_folder_is_refused(tmp_path):
+    with refused(RunError, tmp_path, "policy.json", "run the bandit phase again"):
         load_policy(tmp_path)
     learned(badly_logged(20, 0)).save(tmp_path)
     text = json.loads((tmp_path / "policy.json").read_text())
     (tmp_path / "policy.json").write_text(json.dumps({**text, "settings": {}}))
-    with pytest.raises(RunError, match="cannot be read"):
+    with refused(RunError, tmp_path, "run the bandit phase again"):
         load_policy(tmp_path)
 
 

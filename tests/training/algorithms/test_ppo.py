@@ -5,18 +5,17 @@ is live, so that a run has one right result whatever happens to it.
 """
 
 import asyncio
-import hashlib
 import json
 import random
 import shutil
-import threading
 from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from fake_bench import FakeBench
-from ppo_kit import FLAWS, TASKS, record
+from message_kit import refused
+from ppo_kit import FLAWS, TASKS, Stop, digest, record, wait_for_engines
 
 from agents.visit.record import ModelCall
 from chimera.core.errors import ConfigError, RunError
@@ -45,23 +44,29 @@ ONLINE = Path(__file__).parents[3] / "configs" / "online.yaml"
     [
         (
             ["models.senior={kind: endpoint, base_url: 'http://x/v1', model: m}"],
-            r"ppo cannot run, .*models\.senior\.kind=endpoint\): set this slot",
+            ("ppo", "models.senior.kind=endpoint", "set this slot", "models.senior.path"),
         ),
-        (["models.senior.temperature=0"], r"models\.senior\.temperature=0"),
-        (["models.senior.dtype=bfloat16"], r"models\.senior\.dtype=bfloat16: .*float32"),
-        (["ppo.ahead=1", "models.senior.temperature=0.5"], r"models\.senior\.temperature=0\.5: ppo\.ahead=1 needs"),
-        (["ppo.start=seniour"], r"ppo\.start=seniour: there are no such weights"),
-        (["ppo.start=junior", "models.senior.path=/mine"], r"ppo\.start=junior: .* another model .* ppo\.start=null"),
-        (["ppo.n=1"], "ppo.n=1: grpo"),
-        (["ppo.tasks_per_step=8"], "there are 7 training tasks"),
-        (["ppo.test_freq=1", "ppo.test_tasks=3"], "there are 2 validation tasks"),
-        (["ppo.verl.actors={a: 1}"], "verl has no part 'actors'"),
-        (["ppo.roles=[]"], r"pipeline\.ppo\.roles is empty"),
-        (["ppo.roles=[Geneticist, Supervisor]"], "roles of several slots"),
+        (["models.senior.temperature=0"], ("models.senior.temperature=0", "set it to 1")),
+        (["models.senior.dtype=bfloat16"], ("models.senior.dtype=bfloat16", "set it to float32")),
+        (
+            ["ppo.ahead=1", "models.senior.temperature=0.5"],
+            ("models.senior.temperature=0.5", "ppo.ahead=1", "set it to 1"),
+        ),
+        (["ppo.start=seniour"], ("ppo.start=seniour", "junior, supervisor, senior")),
+        (
+            ["ppo.start=junior", "models.senior.path=/mine"],
+            ("ppo.start=junior", "models.senior.path=/mine", "set ppo.start=null"),
+        ),
+        (["ppo.n=1"], ("ppo.n=1", "grpo", "set ppo.n")),
+        (["ppo.tasks_per_step=8"], ("ppo.tasks_per_step=8", "7 training tasks")),
+        (["ppo.test_freq=1", "ppo.test_tasks=3"], ("ppo.test_tasks=3", "2 validation tasks", "data.validation_share")),
+        (["ppo.verl.actors={a: 1}"], ("'actors'", "'actor'")),
+        (["ppo.roles=[]"], ("pipeline.ppo.roles", "[Geneticist]")),
+        (["ppo.roles=[Geneticist, Supervisor]"], ("pipeline.ppo.roles", "junior: Geneticist; supervisor: Supervisor")),
     ],
 )
 def test_what_cannot_be_trained_is_refused_at_once(overrides, complaint):
-    with pytest.raises(ConfigError, match=complaint):
+    with refused(ConfigError, complaint):
         make_phases(["ppo"], load_config(ONLINE, ["ppo.tasks_per_step=2", *overrides]), DATASET)
     make_phases(["ppo"], load_config(ONLINE, ["ppo.tasks_per_step=2", "ppo.n=1", "ppo.adv_estimator=gae"]), DATASET)
 
@@ -150,10 +155,6 @@ def made_up_rollout(made, live, path, stale=()):
     return sum(small) / len(small)
 
 
-def weights(folder):
-    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-
-
 @pytest.fixture(scope="module")
 def straight(serving_model, tmp_path_factory):
     """A run of three steps without a stop; validates after the second."""
@@ -166,7 +167,7 @@ def test_each_steps_weights_go_live_for_the_next(straight):
     assert straight.result.policy == Policy("weights", "senior", "senior@ppo-3", "models/senior/ppo-3")
     assert straight.went_live == ["senior@ppo-1", "senior@ppo-2", "senior@ppo-3"]
     path = straight.run.path
-    assert weights(path / "models/senior/ppo-3") != weights(straight.model)
+    assert digest(path / "models/senior/ppo-3") != digest(straight.model)
     assert [folder.name for folder in (path / "models/senior").iterdir()] == ["ppo-3"]
     assert [folder.name for folder in (path / "checkpoints/ppo").iterdir()] == ["3"]
     counted = {f"rollouts/{reason}": 0 for reason in ppo_steps.REASONS}
@@ -207,17 +208,6 @@ def test_held_out_tasks_are_for_validation_only(straight):
     assert not any(one.task.id.startswith("held") for mode, one in straight.asked if mode == "train")
 
 
-class Stop(Exception):
-    """Stands for the end of the process."""
-
-
-def wait_for_engines():
-    """A stop waits only seconds for the engine; a process has one at a time."""
-    for thread in threading.enumerate():
-        if thread.name == "ppo-engine":
-            thread.join()
-
-
 @pytest.fixture(autouse=True)
 def one_engine_at_a_time():
     yield
@@ -240,7 +230,7 @@ def test_a_continued_run_ends_with_the_same_weights_bit_for_bit(straight, tmp_pa
     resumed = MadeUpLab(tmp_path, straight.model, save_freq=save_freq)
     result = asyncio.run(learn(resumed))
     final = result.policy.folder
-    assert weights(tmp_path / final) == weights(straight.run.path / final)
+    assert digest(tmp_path / final) == digest(straight.run.path / final)
     assert result.figures == straight.result.figures
     for step in (1, 2, 3):
         assert read_tokens(tokens_file(tmp_path, "ppo", step)) == read_tokens(
@@ -317,7 +307,7 @@ def test_ahead_learns_from_weights_one_version_older_and_a_continued_run_makes_n
     again = asyncio.run(learn(resumed))
     assert (len(stopped.asked), len(resumed.asked)) == (18, 0)
     assert again.figures == result.figures
-    assert weights(resumed.run.path / again.policy.folder) == weights(alone.run.path / result.policy.folder)
+    assert digest(resumed.run.path / again.policy.folder) == digest(alone.run.path / result.policy.folder)
 
 
 def test_when_every_step_is_skipped_nothing_was_learned(straight, tmp_path):
@@ -381,7 +371,7 @@ def test_a_write_that_was_cut_off_leaves_the_checkpoint_before(tmp_path):
 
 def test_a_broken_checkpoint_says_what_to_do(tmp_path):
     (tmp_path / "checkpoints/ppo/3").mkdir(parents=True)
-    with pytest.raises(RunError, match="remove this folder to continue from an earlier one"):
+    with refused(RunError, "checkpoints/ppo/3", "remove this folder"):
         Checkpoints(Run(tmp_path), PLAN, 1).latest()
 
 
@@ -410,7 +400,7 @@ def test_a_run_that_somebody_gave_you_is_resumed_without_running_its_code(straig
     for part in ("model", "optim", "extra_state"):
         torch.save({"a": MakesAFile(made)}, engine / "actor" / f"{part}_world_size_1_rank_0.pt")
     shutil.copytree(straight.run.path / "models", lab.run.path / "models")
-    with pytest.raises(RunError, match=r"extra_state_world_size_1_rank_0\.pt is a pickle.*: remove the checkpoint"):
+    with refused(RunError, "extra_state_world_size_1_rank_0.pt", "pickle", "remove the checkpoint"):
         asyncio.run(learn(lab))
     assert not made.exists()
     wait_for_engines()
@@ -427,10 +417,10 @@ def test_a_checkpoint_that_was_changed_is_named_and_can_be_removed(straight, tmp
     data = bytearray(file.read_bytes())
     data[-2] ^= 1
     file.write_bytes(data)
-    with pytest.raises(RunError, match=rf"checkpoints/ppo/3/{name} is not what the run wrote, .*: remove the folder"):
+    with refused(RunError, f"checkpoints/ppo/3/{name}", "hash", "remove the folder"):
         asyncio.run(learn(lab))
     file.unlink()
-    with pytest.raises(RunError, match=rf"checkpoints/ppo/3/{name} is missing"):
+    with refused(RunError, f"checkpoints/ppo/3/{name}", "missing", "remove the folder"):
         asyncio.run(learn(lab))
 
 
@@ -440,4 +430,4 @@ def test_what_was_removed_is_made_again_to_the_same_weights(straight, tmp_path):
     lab = MadeUpLab(folder, straight.model)
     result = asyncio.run(learn(lab))
     assert lab.asked == []
-    assert weights(folder / result.policy.folder) == weights(straight.run.path / result.policy.folder)
+    assert digest(folder / result.policy.folder) == digest(straight.run.path / result.policy.folder)

@@ -4,13 +4,14 @@ Answers are made-up tokens whose worth follows from them, so that the right resu
 """
 
 import asyncio
-import hashlib
 import math
 import threading
 from dataclasses import replace
 
 import pytest
 from branch_kit import REFINER, TASKS, Answers, answer
+from message_kit import refused
+from ppo_kit import Stop, digest, wait_for_engines
 
 from chimera.core.errors import RunError
 from evaluation.traces.token_records import read_tokens, tokens_file
@@ -48,23 +49,8 @@ class Tokens(Answers):
             raise Stop
 
 
-class Stop(Exception):
-    """Stands for the end of the process."""
-
-
-def wait_for_engines():
-    """A stop waits only a moment for the engine; a process has one at a time."""
-    for thread in threading.enumerate():
-        if thread.name == "refine-engine":
-            thread.join()
-
-
 def learned(bench):
     return asyncio.run(Ppo().learn(PLAN, bench.settings, bench))
-
-
-def digest(folder):
-    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
 
 
 @pytest.fixture(scope="module")
@@ -230,6 +216,6 @@ def test_ahead_needs_to_know_how_likely_the_tokens_were(straight, tmp_path):
         return replace(said, asked=replace(said.asked, choice={**said.asked.choice, "logprobs": None}))
 
     bench.say = say
-    with pytest.raises(RunError, match="has no log-probabilities for its 4 tokens, and ahead=1 needs one for each"):
+    with refused(RunError, "ro-5", "HypothesisRefiner", "4 tokens", "ahead=1", "set ahead=0"):
         learned(bench)
     wait_for_engines()

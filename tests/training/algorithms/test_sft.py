@@ -6,17 +6,17 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from message_kit import refused
+from record_kit import answered
 
 from agents.roles import ROLES
 from agents.visit.prompting import opening, response_format, tool_message
 from chimera.config.roles import JUNIORS
 from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.core.errors import ConfigError, RunError
-from chimera.core.types import DECISION_OF_LABEL
 from chimera.serving.embedded.checkpoint import NANO, load_language
 from chimera.serving.embedded.protocol import parse_request
 from chimera.serving.embedded.service import Service
-from evaluation.records.rollouts import RolloutRecord
 from training.algorithms.sft.render import NOT_LEARNED, Renderer, Row
 from training.algorithms.sft.select import candidates, select
 from training.algorithms.sft.settings import SftSettings
@@ -33,13 +33,8 @@ EVERYTHING = SftSettings(select="threshold", threshold=-99.0, credited="all", tr
 
 
 def rollout(task="t", reward=1.0, repeat=0, answer="yes", chosen="Geneticist", **other):
-    return RolloutRecord(
-        rollout_id=f"ro-{task}-{repeat}", task_id=task, source="generated", level=1, phase="gather", repeat=repeat,
-        seed=1, attempt=1, status="succeeded", error=None, label="yes", answer=answer, reward=reward,
-        decision=DECISION_OF_LABEL[answer],
-        outputs={"selected_hypothesis": {"author": chosen}, "initial_hypotheses": [{"author": one} for one in JUNIORS]},
-        **other,
-    )  # fmt: skip
+    outputs = {"selected_hypothesis": {"author": chosen}, "initial_hypotheses": [{"author": one} for one in JUNIORS]}
+    return answered(f"ro-{task}-{repeat}", task, answer, reward, repeat=repeat, outputs=outputs, **other)
 
 
 def conversation(role="Geneticist", answer="yes", words="", parsed=True, messages=None, tools=None):
@@ -169,14 +164,12 @@ def test_too_few_conversations_are_an_error_that_says_what_to_change(changes, re
     config = replace_of(EVERYTHING, min_examples=7).model_copy(update=changes)
     found = society([0.5, 1.0, 1.5, 2.0], answer="no")
 
-    with pytest.raises(RunError) as caught:
+    with refused(RunError, remedy, "4 rollouts", "12 conversations"):
         select(found, one_row, config)
-    assert remedy in str(caught.value)
-    assert "4 rollouts with a reward gave 12 conversations" in str(caught.value)
 
 
 def test_no_reward_at_all_is_told_apart():
-    with pytest.raises(RunError, match=r"0 rollouts with a reward.*why none has a reward"):
+    with refused(RunError, "sft.min_examples is 1", "0 rollouts", "rollouts/"):
         select([], one_row, EVERYTHING)
 
 
@@ -199,7 +192,7 @@ def test_what_quotes_none_of_its_own_sources_is_no_example(role, where, kept):
     if kept:
         assert select(honest, one_row, config).figures["misquoting"] == 0
     else:
-        with pytest.raises(RunError, match=r"1 of those misquoting.*set sft.true_quotes=ignore"):
+        with refused(RunError, "1 of those misquoting", "set sft.true_quotes=ignore"):
             select(honest, one_row, config)
     assert select(honest, one_row, EVERYTHING).figures["selected"] == 1
     preferred = select(honest, one_row, replace_of(EVERYTHING, true_quotes="prefer")).figures
@@ -342,7 +335,7 @@ class TestTemplates:
 
     def test_a_template_that_rewrites_an_answered_prompt_is_refused(self, serving_model):
         rewriting = serving_model(template="{{ messages | length }}" + self.FORGETFUL)
-        with pytest.raises(RunError, match="renders a prompt otherwise once it is answered"):
+        with refused(RunError, "renders a prompt otherwise"):
             Renderer(rewriting, 2).rows(self.talk())
 
 
@@ -354,14 +347,14 @@ class TestTemplates:
     [
         (
             ["models.junior={kind: endpoint, base_url: 'http://x', model: m}"],
-            r"^sft cannot run, because it trains weights .* no access to \(models\.junior\.kind=endpoint\): set",
+            ("sft", "models.junior.kind=endpoint", "set this slot", "models.junior.path"),
         ),
-        (["sft.batch_size=10", "sft.micro_batch_size=4"], "sft.batch_size=10 is no multiple"),
-        (["sft.batch_size=4", "sft.micro_batch_size=8"], "sft.batch_size=4 is no multiple"),
-        (["sft.roles=[PeerReviewer]"], r"sft cannot run, .*models\.board\.kind=rubric"),
+        (["sft.batch_size=10", "sft.micro_batch_size=4"], ("sft.batch_size=10", "sft.micro_batch_size=4")),
+        (["sft.batch_size=4", "sft.micro_batch_size=8"], ("sft.batch_size=4", "sft.micro_batch_size=8")),
+        (["sft.roles=[PeerReviewer]"], ("sft", "models.board.kind=rubric", "models.board.path")),
     ],
 )
 def test_what_cannot_be_trained_is_refused_at_the_start(settings, message):
-    with pytest.raises(ConfigError, match=message):
+    with refused(ConfigError, message):
         make_phases(["sft"], load_config(None, settings), None)
     make_phases(["sft"], load_config(), None)

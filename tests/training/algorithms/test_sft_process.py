@@ -12,6 +12,7 @@ from types import ModuleType, SimpleNamespace
 import psutil
 import pytest
 import torch
+from message_kit import refused
 
 from chimera.core.errors import RunError
 from chimera.serving.embedded.checkpoint import NANO
@@ -38,11 +39,11 @@ async def test_a_crash_is_reported_with_exit_code_and_last_words(tmp_path, spec)
     log = tmp_path / "logs" / "sft.log"
     async with SftProcess(log, "never") as first:
         os.kill(first.pid, signal.SIGKILL)
-        with pytest.raises(RunError, match=rf"process {first.pid}\) was killed by SIGKILL: its log is empty"):
+        with refused(RunError, f"process {first.pid}", "SIGKILL", lines=None):
             await drain(first, spec)
     log.write_text("an older error\n")
     async with SftProcess(log, "whenever") as second:  # pyright: ignore[reportArgumentType]
-        with pytest.raises(RunError, match=r"ended with exit code 2: .*invalid choice: 'whenever'") as caught:
+        with refused(RunError, "exit code 2", "'whenever'", lines=None) as caught:
             await drain(second, spec)
     assert "an older error" not in str(caught.value)
     assert str(log) in str(caught.value)
@@ -51,8 +52,8 @@ async def test_a_crash_is_reported_with_exit_code_and_last_words(tmp_path, spec)
 async def test_a_rank_that_is_killed_is_named_and_ends_the_others(tmp_path, spec):
     async with SftProcess(tmp_path / "sft.log", "never", ranks=2) as process:
         os.kill(process.pids[1], signal.SIGKILL)
-        message = rf"rank 1 of the fine-tuning \(process {process.pids[1]}\) was killed by SIGKILL"
-        with pytest.raises(RunError, match=message):
+        message = ("rank 1", f"process {process.pids[1]}", "SIGKILL")
+        with refused(RunError, message, lines=None):
             await drain(process, spec)
 
 
@@ -60,9 +61,7 @@ async def test_an_error_of_ours_is_told_without_the_libraries_noise(tmp_path, sp
     """Here a model whose weights are a pickle: the child never reads it."""
     (tmp_path / "pytorch_model.bin").write_bytes(b"a pickle")
     async with SftProcess(tmp_path / "sft.log", "never") as process:
-        with pytest.raises(
-            RunError, match=rf"ended with exit code 2: {tmp_path} has no \*\.safetensors file, and pytorch"
-        ):
+        with refused(RunError, "exit code 2", tmp_path, "*.safetensors", "pytorch_model.bin", lines=None):
             await drain(process, replace(spec, model=str(tmp_path)))
 
 
@@ -112,7 +111,7 @@ def alive(process):
 
 def test_a_loss_that_is_no_number_is_an_error():
     logs = {"loss": float("nan"), "epoch": 0.5}
-    with pytest.raises(RunError, match=r"the loss became nan at epoch 0.50: lower the phase's lr"):
+    with refused(RunError, "nan", "epoch 0.50", "lower the phase's lr"):
         sft_child.step_figures(logs)
 
 

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import respx
 from lab_kit import CONCLUSION, SECRET, AllAtOnce, collect, config_for, open_lab, task
+from message_kit import refused
 from rich.console import Console
 
 from chimera.config.roles import JUNIORS
@@ -270,7 +271,7 @@ async def test_an_endpoint_that_cannot_be_reached_ends_the_run_and_no_rollout_is
     gone = {**config.model_dump()["models"]["supervisor"], "base_url": "http://127.0.0.1:9/v1"}
     config = with_models(config, supervisor=gone)
     async with open_lab(server.url, tmp_path, [task("any")], config=config) as lab:
-        with pytest.raises(UnreachableError, match="model 'supervisor'"):
+        with refused(UnreachableError, "'supervisor'", "http://127.0.0.1:9/v1"):
             await collect(lab, [task("any")])
         assert list(lab.run.rollouts("gather")) == []
 
@@ -375,7 +376,7 @@ def test_gather_draws_tasks_without_replacement_and_by_seed():
     assert len({given.seed for given in chosen}) == 10
     assert draw_inputs("gather", 5, dataset, 0, 2) == chosen
     assert draw_inputs("gather", 5, dataset, 1, 2) != chosen
-    with pytest.raises(ConfigError, match=r"gather\.tasks=21, but there are 20"):
+    with refused(ConfigError, "gather.tasks=21", "20 training tasks"):
         draw_inputs("gather", 21, dataset, 0)
 
 
@@ -398,9 +399,17 @@ async def test_a_search_that_finds_a_tasks_conclusion_leaves_it_out(server, tmp_
     assert contents["mirror"] not in said
 
 
-@pytest.mark.parametrize("text", ["gahter", "gather,ppo2", "", "gather,gather"])
-def test_wrong_phases_are_refused_with_the_valid_ones(text):
-    with pytest.raises(ConfigError, match="gather"):
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("gahter", ("'gahter'", "did you mean gather", "gather, sft, ppo, design, bandit")),
+        ("gather,ppo2", ("'ppo2'", "did you mean ppo", "gather, sft, ppo, design, bandit")),
+        ("", "gather"),
+        ("gather,gather", "gather"),
+    ],
+)
+def test_wrong_phases_are_refused_with_the_valid_ones(text, pieces):
+    with refused(ConfigError, pieces):
         choose_names(text, Config())
 
 

@@ -11,6 +11,7 @@ import psutil
 import pytest
 from engine_kit import exported, some_samples
 from lab_kit import AllAtOnce, collect, config_for, open_lab, task
+from message_kit import refused
 from ray_kit import HEAD, SECOND, LoopbackCluster
 
 from agents.tools.toolbox import build_toolbox
@@ -112,10 +113,8 @@ def test_ranks_on_two_nodes_learn_what_one_learns_and_a_node_that_dies_is_named(
 
 def test_ranks_for_which_there_is_no_room_are_refused_with_their_settings(cluster, monkeypatch, tmp_path):
     monkeypatch.setattr("training.scale.placed.PLACE_S", 5.0)
-    with pytest.raises(ConfigError) as refused:
+    with refused(ConfigError, ("2 ranks", "3 CPUs", "cluster.cpus_per_rank"), lines=None):
         PlacedRanks(cluster.config.model_copy(update={"cpus_per_rank": 3.0}), 2, tmp_path)
-    for text in ("2 ranks", "3 CPUs", "cluster.cpus_per_rank"):
-        assert text in str(refused.value)
 
 
 async def test_a_node_that_dies_during_rollouts_loses_none(cluster, scripted_openai, tmp_path):
@@ -152,26 +151,20 @@ def test_who_has_another_token_is_told_that_the_cluster_cannot_be_joined(cluster
     wrong.touch(0o600)
     wrong.write_text("0" * 64)
     config = cluster.config.model_copy(update={"token_file": wrong})
-    with pytest.raises(RunError) as refused:
+    with refused(RunError, (f"cluster.address={config.address}", "cannot be joined", "cluster.token_file"), lines=None):
         join(config)
-    for text in (f"cluster.address={config.address}", "cannot be joined", "cluster.token_file"):
-        assert text in str(refused.value)
     wrong.chmod(0o640)
-    with pytest.raises(ConfigError) as refused:
+    with refused(ConfigError, (f"cluster.token_file={wrong}", f"chmod 600 {wrong}"), lines=None):
         join(config)
-    for text in (f"cluster.token_file={wrong}", f"chmod 600 {wrong}"):
-        assert text in str(refused.value)
 
 
 async def test_actors_for_which_there_is_no_room_are_refused_with_their_settings(cluster, monkeypatch):
     monkeypatch.setattr("training.scale.actors.START_S", 10.0)
     large = cluster.config.model_copy(update={"cpus_per_actor": 3.0})
     config = Config().model_copy(update={"cluster": large})
-    with pytest.raises(ConfigError) as refused:
+    with refused(ConfigError, ("rollouts.actors=8", "0 of 8 actors with 3 CPUs", "cluster.cpus_per_actor"), lines=None):
         async with open_actors(config, list):
             pass
-    for text in ("rollouts.actors=8", "0 of 8 actors with 3 CPUs", "cluster.cpus_per_actor"):
-        assert text in str(refused.value)
 
 
 async def test_a_tool_that_a_node_cannot_use_is_said_as_it_would_be_here(cluster, tmp_path):
