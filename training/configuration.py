@@ -9,7 +9,7 @@ from chimera.config import tree
 from chimera.config.pipeline import PhaseSettings
 from chimera.config.tree import Config
 from chimera.core.errors import ConfigError, suggestion
-from chimera.core.named import load_named
+from chimera.core.imports import load_named
 from training.algorithms.bandit.phase import Bandit
 from training.algorithms.distil.phase import Distil
 from training.algorithms.dpo.phase import Dpo

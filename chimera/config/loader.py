@@ -5,7 +5,7 @@ This module does not know Chimera's own keys: `chimera.config.tree` declares the
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -162,20 +162,28 @@ def validate(tree: Tree, settings: Mapping[str, Setting], context: Mapping[str, 
         ConfigError: a wrong type or value; names the key, the value, the place and what is allowed.
     """
     nested = tree.model_dump(mode="json")
+    for mapping in _mappings(tree):
+        if any(_within(key, [mapping]) for key in settings):
+            _put(nested, mapping, {})  # One that is set takes nothing from the defaults.
     for key, setting in settings.items():
         try:
             json.dumps(setting.value, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{key} {setting.place} is neither text, finite number, list nor true/false") from error
-        *sections, last = key.split(".")
-        target = nested
-        for section in sections:
-            target = target[section]
-        target[last] = setting.value
+        _put(nested, key, {} if setting.value is None and key in _mappings(tree) else setting.value)
     try:
         return type(tree).model_validate_json(json.dumps(nested), strict=True, context=context)
     except ValidationError as error:
         raise _explain(error, settings, {key.name: key.type for key in keys(tree)}) from error
+
+
+def _put(nested: dict[str, Any], key: str, value: Any) -> None:
+    *above, last = key.split(".")
+    for name in above:
+        if not isinstance(nested.get(name), dict):
+            nested[name] = {}
+        nested = nested[name]
+    nested[last] = value
 
 
 def without_effect(config: ConfigSection, settings: Mapping[str, Setting]) -> Iterator[tuple[Setting, str]]:
@@ -219,6 +227,16 @@ def effective(section: ConfigSection) -> dict[str, Any]:
     return values
 
 
+def _mappings(tree: ConfigSection) -> list[str]:
+    """The keys that take a mapping of any names."""
+    return [key.name for key in keys(tree) if isinstance(key.default, dict)]
+
+
+def _within(key: str, names: Iterable[str]) -> str | None:
+    """The one of `names` that is `key` or lies above it."""
+    return next((name for name in names if f"{key}.".startswith(f"{name}.")), None)
+
+
 def check_keys(
     tree: ConfigSection,
     settings: Mapping[str, Setting],
@@ -238,15 +256,10 @@ def check_keys(
     """
     if not settings:
         return {}
-    defaults = {key.name: key.default for key in keys(tree)}
-    names = list(defaults)
-    free = [name for name in names if isinstance(defaults[name], dict)]
+    names, free = [key.name for key in keys(tree)], _mappings(tree)
     checked: dict[str, Setting] = {}
     for key, setting in settings.items():
-        if mapping := next((name for name in free if key == name or key.startswith(f"{name}.")), None):
-            earlier = checked[mapping].value if mapping in checked else {}
-            checked[mapping] = Setting(_merged(earlier, key.removeprefix(mapping), setting.value), setting.place)
-        elif key in defaults:
+        if key in names or _within(key, free):
             checked[key] = setting
         elif any(name.startswith(f"{key}.") for name in names):
             if setting.value not in (None, {}):
@@ -265,29 +278,9 @@ def check_keys(
 
 
 def overlay(below: Mapping[str, Setting], above: Mapping[str, Setting]) -> dict[str, Setting]:
-    """Merge both; `above` overrides `below` key by key, also within mappings."""
-    merged = dict(below)
-    for key, setting in above.items():
-        under = merged[key].value if key in merged else None
-        merged[key] = Setting(_deep(under, setting.value), setting.place)
-    return merged
-
-
-def _deep(under: Any, over: Any) -> Any:
-    if not (isinstance(under, dict) and isinstance(over, dict)):
-        return over
-    return under | {name: _deep(under.get(name), value) for name, value in over.items()}
-
-
-def _merged(tree: Mapping[str, Any], path: str, value: Any) -> Any:
-    """`tree` with `value` at the dotted `path` (".a.b"). The empty path replaces the whole tree; null is {} there."""
-    if not path:
-        return {} if value is None else value
-    name, _, rest = path.removeprefix(".").partition(".")
-    if not rest:
-        return {**tree, name: value}
-    below = tree.get(name)
-    return {**tree, name: _merged(below if isinstance(below, Mapping) else {}, f".{rest}", value)}
+    """Both; `above` overrides `below` key by key, and what it sets as a whole replaces all that lies below it."""
+    left = {key: one for key, one in below.items() if not any(key.startswith(f"{name}.") for name in above)}
+    return left | dict(above)
 
 
 def _unknown(key: str, setting: Setting, names: list[str], names_elsewhere: Mapping[str, str]) -> str:
@@ -329,7 +322,7 @@ def _explain(error: ValidationError, settings: Mapping[str, Setting], types: Map
             allowed = re.sub(r"^\w+ should ", "it must ", message)
             setting = settings[key]
             if first["type"] not in ("literal_error", "value_error"):
-                allowed += f" ({types[key]})"
+                allowed += f" ({types[_within(key, types) or key]})"
             return ConfigError(f"{key} is {_shown(key, setting.value)} {setting.place}, but {allowed}")
     place = next((s.place for key, s in settings.items() if key.startswith(".".join(path))), "")
     return ConfigError(f"{'.'.join(path)} {place}: {message}" if path else message)

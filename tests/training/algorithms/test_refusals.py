@@ -2,11 +2,11 @@
 
 import pytest
 from message_kit import refused
-from training.learning.plans import make_phases
 
 from chimera.core.errors import ConfigError
 from chimera.data.tasks import load
 from training.configuration import load_config
+from training.plans import make_phases
 
 REFINER = "roles=[HypothesisRefiner]"
 OF_EACH = [
