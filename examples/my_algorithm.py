@@ -8,11 +8,11 @@ pipeline:
 import asyncio
 from typing import ClassVar
 
-from training.algorithms.sft.phase import Sft, fine_tune, read_candidates
-from training.algorithms.sft.render import Renderer
-from training.algorithms.sft.select import Selected, select
-from training.algorithms.sft.settings import SftSettings
+from training.algorithms.selection import Selected, select
+from training.algorithms.sft import Sft, fine_tune, read_candidates
 from training.learning.base import Bench, Learned, PhasePlan
+from training.learning.fine_tuning import SftSettings
+from training.tune.render import Renderer
 
 
 class Mine(Sft):

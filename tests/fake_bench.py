@@ -11,7 +11,7 @@ from dataclasses import replace
 from chimera.config.sections.rollouts import RewardConfig
 from chimera.config.tree import Config
 from evaluation.records.rollouts import RolloutRecord
-from training.bench.candidates import phase_of
+from training.lab.candidates import phase_of
 from training.lab.records import identity
 from training.learning.adapter import HierarchicalTraceAdapter
 from training.learning.episodes import Episode

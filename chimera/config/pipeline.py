@@ -13,13 +13,13 @@ from chimera.core.named import load_named
 
 ALGORITHMS: Mapping[str, str] = {
     "gather": "training.algorithms.gather:Gather",
-    "sft": "training.algorithms.sft.phase:Sft",
-    "ppo": "training.algorithms.ppo.phase:Ppo",
-    "bandit": "training.algorithms.bandit.phase:Bandit",
+    "sft": "training.algorithms.sft:Sft",
+    "ppo": "training.ppo.phase:Ppo",
+    "bandit": "training.algorithms.bandit:Bandit",
     "rejection": "training.algorithms.rejection:Rejection",
-    "dpo": "training.algorithms.dpo.phase:Dpo",
-    "star": "training.algorithms.star.phase:Star",
-    "distil": "training.algorithms.distil.phase:Distil",
+    "dpo": "training.algorithms.dpo:Dpo",
+    "star": "training.algorithms.star:Star",
+    "distil": "training.algorithms.distil:Distil",
 }
 """Module and class of each algorithm. An entry of `pipeline` may name a user's class in the same form."""
 PROTOCOL = {"novelty": 0.1, "feasibility": 0.2, "impact": 0.3, "clarity": 0.15, "efficiency": 0.05}

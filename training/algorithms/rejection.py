@@ -20,16 +20,16 @@ from chimera.core.quotes import missing_quotes
 from chimera.core.types import Label
 from chimera.data.tasks import Dataset
 from chimera.run.policies import Part
-from training.algorithms.sft.phase import Sft, fine_tune
-from training.algorithms.sft.settings import SftSettings
-from training.credit.values import Values, how_valued
+from training.algorithms.sft import Sft, fine_tune
 from training.learning.base import Bench, Learned, PhasePlan
 from training.learning.experience import Call
+from training.learning.fine_tuning import SftSettings
 from training.learning.groups import BranchSettings, Valued, group_figures, grow
 from training.learning.states import check_tasks, collect_states
+from training.learning.values import Values, how_valued
 
 if TYPE_CHECKING:
-    from training.algorithms.sft.select import Selected
+    from training.algorithms.selection import Selected
 
 
 class RejectionSettings(SftSettings, BranchSettings):
@@ -84,8 +84,8 @@ async def draw(plan: PhasePlan, settings: RejectionSettings, bench: Bench) -> "S
     Raises:
         RunError: Fewer than `min_examples` are left.
     """
-    from training.algorithms.sft.collect import Examples, check_enough
-    from training.algorithms.sft.render import Renderer
+    from training.learning.examples import Examples, check_enough
+    from training.tune.render import Renderer
 
     version = bench.versions[plan.slot]
     render = Renderer(bench.weights(plan.slot), bench.config.society.max_tool_calls).rows

@@ -65,7 +65,7 @@ from chimera.config.sections.models import ModelConfig, SLOTS, ServingConfig
 from chimera.config.tree import Config
 from chimera.run.directory import Run
 from chimera.serving.process import serve
-from training.algorithms.sft.process import SftProcess
+from training.tune.process import SftProcess
 from training.watch.wandb.sink import open_sinks
 
 folder = Path(sys.argv[1])

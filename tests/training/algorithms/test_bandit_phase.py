@@ -24,8 +24,8 @@ from chimera.run.directory import Run
 from chimera.run.policies import Policy
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from recipes.nano.transcripts import Habits, propose
-from training.algorithms.bandit.phase import Bandit, draw_tasks
-from training.algorithms.bandit.settings import BanditSettings
+from training.algorithms.bandit import Bandit, draw_tasks
+from training.algorithms.bandit_settings import BanditSettings
 from training.learning.base import PhasePlan
 from training.learning.episodes import Episode
 from training.learning.plans import make_phases

@@ -13,8 +13,8 @@ from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError, RunError
 from chimera.data.tasks import load
 from chimera.serving.client import Completion
-from training.algorithms.distil.phase import Distil, DistilSettings, draw
-from training.algorithms.distil.teachers import elected, rewritten
+from training.algorithms.distil import Distil, DistilSettings, draw
+from training.algorithms.teachers import elected, rewritten
 from training.learning.base import PhasePlan
 from training.learning.plans import make_phases
 from training.learning.states import states_of

@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError, RunError
 from chimera.data.tasks import load
-from training.algorithms.dpo import child
-from training.algorithms.dpo.child import DpoSpec
-from training.algorithms.dpo.pairs import all_pairs, by_worth, hold_out, that_keep
-from training.algorithms.dpo.phase import CHILD, PAIRS, Dpo, DpoSettings, draw, write_pairs
-from training.algorithms.sft.process import SftProcess
-from training.credit.values import Worth
+from training.algorithms.dpo import CHILD, PAIRS, Dpo, DpoSettings, draw, write_pairs
+from training.algorithms.pairs import all_pairs, by_worth, hold_out, that_keep
 from training.learning.base import PhasePlan
 from training.learning.groups import AnswerGroup, Valued
 from training.learning.plans import make_phases
 from training.learning.states import states_of
+from training.learning.values import Worth
+from training.tune import dpo_child
+from training.tune.dpo_child import DpoSpec
+from training.tune.process import SftProcess
 
 pytestmark = pytest.mark.whole
 
@@ -285,7 +285,7 @@ def test_the_loss_is_the_formula_computed_by_hand(tmp_path, serving_model, rank)
     model, held = serving_model(), rows_of(5, seed=2)
     spec = spec_of(tmp_path, model, rows_of(8, seed=1), held, lora_rank=rank)
     told = io.StringIO()
-    child.train(spec, told)
+    dpo_child.train(spec, told)
     begin, *steps, end = map(json.loads, told.getvalue().splitlines())
     assert (begin["event"], begin["total"], len(steps), end["steps"]) == ("begin", 2, 2, 2)
     # Before anything is learned the weights are their own reference: -log sigmoid(0).
@@ -305,8 +305,8 @@ def test_logits_in_chunks_teach_what_trl_teaches(tmp_path, serving_model, monkey
     from safetensors.torch import load_file
     from trl.trainer.dpo_trainer import DPOTrainer
 
-    from training.algorithms.dpo import trainer
-    from training.engines import chunked_head
+    from training.kernels import chunked_head
+    from training.tune import dpo_trainer
 
     class Whole(DPOTrainer):
         def _prepare_dataset(self, dataset, *_):
@@ -320,11 +320,11 @@ def test_logits_in_chunks_teach_what_trl_teaches(tmp_path, serving_model, monkey
 
     monkeypatch.setattr(chunked_head, "LOGITS", 7 * 512)
     monkeypatch.setattr(chunked_head.ChunkedHead, "_scores", counted)
-    for kind in (trainer.TokenPairs, Whole):
-        monkeypatch.setattr(trainer, "TokenPairs", kind)
+    for kind in (dpo_trainer.TokenPairs, Whole):
+        monkeypatch.setattr(dpo_trainer, "TokenPairs", kind)
         (folder := tmp_path / kind.__name__).mkdir()
         told, spec = io.StringIO(), {"lora_rank": rank, "epochs": 2, "lr": 1e-3}
-        child.train(spec_of(folder, serving_model(), rows_of(8, seed=1), rows_of(3, seed=2), **spec), told)
+        dpo_child.train(spec_of(folder, serving_model(), rows_of(8, seed=1), rows_of(3, seed=2), **spec), told)
         steps = [json.loads(line) for line in told.getvalue().splitlines()]
         found.append((steps, load_file(folder / "out" / "model.safetensors")))
     assert max(sizes) == 7
@@ -342,7 +342,7 @@ async def test_the_child_learns_to_prefer_and_makes_the_same_bits_again(tmp_path
     rows, found = rows_of(4, seed=1), []
     for name in ("one", "two"):  # In this process, which has the libraries already.
         (folder := tmp_path / name).mkdir()
-        child.train(spec_of(folder, serving_model(), rows, [], epochs=4), io.StringIO())
+        dpo_child.train(spec_of(folder, serving_model(), rows, [], epochs=4), io.StringIO())
         found.append(load_file(folder / "out" / "model.safetensors"))
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
     spec = spec_of(tmp_path, serving_model(), rows, [], epochs=4)

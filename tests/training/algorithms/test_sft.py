@@ -18,11 +18,11 @@ from chimera.serving.embedded.checkpoint import NANO, load_language
 from chimera.serving.embedded.protocol import parse_request
 from chimera.serving.embedded.service import Service
 from evaluation.records.rollouts import RolloutRecord
-from training.algorithms.sft.render import NOT_LEARNED, Renderer, Row
-from training.algorithms.sft.select import candidates, select
-from training.algorithms.sft.settings import SftSettings
+from training.algorithms.selection import candidates, select
 from training.learning.experience import Conversation
+from training.learning.fine_tuning import SftSettings
 from training.learning.plans import make_phases
+from training.tune.render import NOT_LEARNED, Renderer, Row
 
 GOAL = "Is pain lower?"
 TOOLS = [

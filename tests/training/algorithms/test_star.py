@@ -13,13 +13,13 @@ from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError, RunError
 from chimera.data.tasks import load
 from chimera.serving.client import Completion
-from training.algorithms.sft import phase as sft
-from training.algorithms.sft.render import Renderer
-from training.algorithms.star.hints import HINT, with_hint
-from training.algorithms.star.phase import Star, StarSettings, draw
+from training.algorithms import sft
+from training.algorithms.hints import HINT, with_hint
+from training.algorithms.star import Star, StarSettings, draw
 from training.learning.base import PhasePlan
 from training.learning.plans import make_phases
 from training.learning.states import collect_states
+from training.tune.render import Renderer
 
 pytestmark = pytest.mark.whole
 

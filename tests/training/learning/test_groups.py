@@ -12,11 +12,11 @@ from chimera.config.sections.rollouts import RewardConfig
 from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError
 from chimera.data.tasks import load
-from training.credit.values import Values, earned, how_valued
 from training.learning.base import PhasePlan
 from training.learning.groups import group_figures, grow
 from training.learning.plans import make_phases
 from training.learning.states import collect_states, states_of
+from training.learning.values import Values, earned, how_valued
 
 PLAN = PhasePlan("refine", "ppo", (REFINER,), ("refiner",))
 PROTOCOL = {
