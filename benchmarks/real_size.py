@@ -351,7 +351,7 @@ def sft_lora(folder: Path, load: Load) -> dict[str, Any]:
 
 def _sft(folder: Path, load: Load, rank: int) -> dict[str, Any]:
     from training.tune.child import Spec
-    from training.tune.process import SftProcess
+    from training.tune.process import TuningProcess
 
     tokens = list(range(300, 812))
     rows = folder.parent / "rows.jsonl"
@@ -367,7 +367,7 @@ def _sft(folder: Path, load: Load, rank: int) -> dict[str, Any]:
     )  # fmt: skip
 
     async def train() -> list[dict[str, Any]]:
-        async with SftProcess(folder.parent / "sft.log", "never") as process:
+        async with TuningProcess(folder.parent / "sft.log", "never") as process:
             return [report async for report in process.train(spec)]
 
     reports = asyncio.run(train())

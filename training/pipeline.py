@@ -17,8 +17,7 @@ from training.gate import Gate
 from training.lab.lab import Lab
 from training.laps import Laps
 from training.learning.base import Learned
-from training.learning.plans import Phase
-from training.watch.forecast import expected_costs
+from training.learning.plans import Phase, expected_costs
 
 LEDGER_PHASE = "ledger"
 """The phase name of the run's last line in metrics.jsonl: times, and the ledger's last hash, which W&B publishes."""

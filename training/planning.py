@@ -24,8 +24,8 @@ from chimera.serving.embedded.processes import decoding_processes
 from chimera.serving.embedded.shapes import FAMILIES, expected_tensors, read_shape
 from chimera.serving.vllm.adapters import BESIDE
 from chimera.serving.vllm.sharing import share
-from training.kernels.chunked_head import LOGITS
 from training.learning.fine_tuning import SftSettings
+from training.model.chunked_head import LOGITS
 from training.ppo.settings import PpoSettings
 
 GB, MB = 2**30, 2**20

@@ -18,7 +18,7 @@ from evaluation.records.rollouts import RolloutInput
 from training.algorithms.bandit_settings import BanditSettings
 from training.learning.base import Bench, Learned, PhasePlan
 from training.learning.episodes import Episode
-from training.learning.rounds import all_of
+from training.learning.states import all_of
 from training.summary import summarize
 
 if TYPE_CHECKING:

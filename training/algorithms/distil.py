@@ -7,7 +7,8 @@ what the role has not read are left out.
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from functools import partial
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -17,14 +18,11 @@ from chimera.config.tree import Config
 from chimera.core.errors import ConfigError
 from chimera.data.tasks import Dataset
 from chimera.run.policies import Part
-from training.algorithms.sft import Sft, fine_tune
 from training.algorithms.teachers import FAULTS, Lesson, Teacher
 from training.learning.base import Bench, Learned, PhasePlan
-from training.learning.fine_tuning import SftSettings
+from training.learning.examples import Examples, Render, Selected, check_enough
+from training.learning.fine_tuning import SftSettings, check_batches
 from training.learning.states import check_tasks, collect_states
-
-if TYPE_CHECKING:
-    from training.algorithms.selection import Selected
 
 
 class DistilSettings(SftSettings):
@@ -59,7 +57,7 @@ class Distil:
     part: ClassVar[Part | None] = "weights"
 
     def check(self, plan: PhasePlan, settings: DistilSettings, config: Config, dataset: Dataset) -> None:
-        Sft().check(plan, settings, config, dataset)
+        check_batches(plan, settings)
         check_tasks(plan, settings.tasks, dataset, config.seed)
         if settings.teacher == "slot" and settings.slot in ("", plan.slot):
             raise ConfigError(
@@ -77,18 +75,11 @@ class Distil:
             raise ConfigError(f"{plan.name}.teacher=society teaches hypotheses in plain text, and {why}")
 
     async def learn(self, plan: PhasePlan, settings: DistilSettings, bench: Bench) -> Learned:
-        async def chosen() -> "Selected":
-            return await draw(plan, settings, bench)
-
-        return await fine_tune(plan, settings, bench, chosen)
+        return await bench.fine_tune(plan, settings, partial(draw, plan, settings, bench))
 
 
-async def draw(plan: PhasePlan, settings: DistilSettings, bench: Bench) -> "Selected":
+async def draw(plan: PhasePlan, settings: DistilSettings, bench: Bench, render: Render) -> Selected:
     """The teacher's answers to recorded prompts, one to each; raises RunError if fewer than `min_examples` are left."""
-    from training.learning.examples import Examples, check_enough
-    from training.tune.render import Renderer
-
-    render = Renderer(bench.weights(plan.slot), bench.config.society.max_tool_calls).rows
     states = await collect_states(plan, settings.tasks, bench)
     lesson = Lesson(bench, plan.slot, settings.slot, settings.answers)
     taught = await asyncio.gather(*(lesson.of(settings.teacher, state) for state in states))

@@ -6,33 +6,25 @@ learned. The trainer gets the server's own token ids.
 """
 
 import asyncio
-import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, ClassVar
 
 from pydantic import Field
 
 from chimera.config.tree import Config
 from chimera.core.errors import ConfigError
 from chimera.data.tasks import Dataset
-from chimera.run.policies import Part, Policy
-from training.algorithms.pairs import AnswerPair, all_pairs, hold_out
-from training.algorithms.sft import FirstWeights, Sft, specify, train_once
+from chimera.run.policies import Part
+from training.algorithms.pairs import PairSet, all_pairs, hold_out
 from training.learning.base import Bench, Learned, PhasePlan
-from training.learning.fine_tuning import SftSettings
+from training.learning.examples import Render, check_enough
+from training.learning.fine_tuning import SftSettings, check_batches
 from training.learning.groups import BranchSettings, group_figures, grow
 from training.learning.states import check_tasks, collect_states
 from training.learning.values import Values, how_valued
 
-if TYPE_CHECKING:
-    from training.tune.dpo_child import DpoSpec
-
-CHILD = "training.tune.dpo_child"
-PAIRS, HELD_OUT = "pairs.jsonl", "held-out-pairs.jsonl"
-"""Files in the phase's folder: a pair of answers a line, as token ids."""
 SELECTING = ("select", "quantile", "threshold", "credited", "true_quotes")
 
 
@@ -65,13 +57,13 @@ class DpoSettings(SftSettings, BranchSettings):
 
 
 class Dpo:
-    """Draws answers, makes pairs, and trains the roles' weights on them in a child process."""
+    """Draws answers, makes pairs, and trains the roles' weights on them."""
 
     Settings = DpoSettings
     part: ClassVar[Part | None] = "weights"
 
     def check(self, plan: PhasePlan, settings: DpoSettings, config: Config, dataset: Dataset) -> None:
-        Sft().check(plan, settings, config, dataset)
+        check_batches(plan, settings)
         if config.models[plan.slot].temperature == 0:
             raise ConfigError(
                 f"models.{plan.slot}.temperature=0 always gives the same answer, and {plan.name} compares different "
@@ -81,38 +73,25 @@ class Dpo:
         check_tasks(plan, settings.tasks, dataset, config.seed)
 
     async def learn(self, plan: PhasePlan, settings: DpoSettings, bench: Bench) -> Learned:
-        """Draw, pair, train. A model that an earlier process finished from the same pairs is kept.
+        """Draw, pair, train.
 
         Raises:
             RunError: There are too few pairs, or the training process ended early.
         """
-        from training.tune.process import SftProcess
-
-        policy, start = Policy.made("weights", plan.slot, plan.name), FirstWeights.live(bench, plan.slot)
-        async with SftProcess(bench.run.path / "logs" / f"{plan.name}.log", settings.unsloth, CHILD) as process:
-            train, held, counts = await draw(plan, settings, bench)
-            folder = bench.run.path / "phases" / plan.name
-            await asyncio.to_thread(write_pairs, folder / PAIRS, train)
-            await asyncio.to_thread(write_pairs, folder / HELD_OUT, held)
-            spec = _spec(settings, folder, start.folder, bench.run.path / policy.folder, bench.config.seed)
-            told = f"{len(train)} pairs"
-            figures = await train_once(process, spec, policy, start, bench, told, {**counts, **bench.spent()})
+        learned = await bench.fine_tune(plan, settings, partial(draw, plan, settings, bench), beta=settings.beta)
+        figures = learned.figures
         if "held_out/won_after" in figures:
             won = f"{figures['held_out/won_after']:.0%} of {figures['pairs/held_out']} held-out pairs are won"
             bench.view.note(f"{plan.name}: {won}")
-        return Learned(figures, policy)
+        return learned
 
 
-async def draw(
-    plan: PhasePlan, settings: DpoSettings, bench: Bench
-) -> tuple[list[AnswerPair], list[AnswerPair], dict[str, Any]]:
-    """Pairs to train on, held-out pairs, and counts.
+async def draw(plan: PhasePlan, settings: DpoSettings, bench: Bench, _: Render) -> PairSet:
+    """Pairs to train on and held-out pairs; their tokens are the server's own.
 
     Raises:
         RunError: Fewer than `min_examples` are left to train on.
     """
-    from training.learning.examples import check_enough
-
     version, seed = bench.versions[plan.slot], bench.config.seed
     states = await collect_states(plan, settings.tasks, bench)
     values = Values(settings.reward, how_valued(plan, settings.reward, settings.value, bench.config), bench)
@@ -136,16 +115,4 @@ async def draw(
     )
     bench.view.note(f"{plan.name}: {told}; {stale} answers by other weights than {version} are left out")
     check_enough(plan.name, told, len(train), settings.min_examples)
-    return train, held, counts
-
-
-def write_pairs(file: Path, pairs: Sequence[AnswerPair]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(json.dumps(pair.row()) + "\n" for pair in pairs), encoding="utf-8")
-
-
-def _spec(settings: DpoSettings, folder: Path, model: Path, out: Path, seed: int) -> "DpoSpec":
-    from training.tune.dpo_child import DpoSpec
-
-    usual = asdict(specify(settings, folder / PAIRS, model, out, seed))
-    return DpoSpec(**usual, held_out=str((folder / HELD_OUT).absolute()), beta=settings.beta)
+    return PairSet(tuple(train), tuple(held), {**counts, **bench.spent()})

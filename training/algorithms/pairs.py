@@ -4,7 +4,7 @@ Both answers of a pair have the same prompt tokens, because they are branches of
 """
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -44,6 +44,28 @@ class AnswerPair:
             "chosen_ids": self.chosen.response_ids,
             "rejected_ids": self.rejected.response_ids,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class PairSet:
+    """A `training.learning.examples.TrainingData` of pairs.
+
+    Attributes:
+        held: Pairs that are not trained on.
+    """
+
+    train: tuple[AnswerPair, ...]
+    held: tuple[AnswerPair, ...]
+    figures: Mapping[str, Any]
+
+    def __len__(self) -> int:
+        return len(self.train)
+
+    def lines(self) -> list[dict[str, Any]]:
+        return [pair.row() for pair in self.train]
+
+    def held_out(self) -> list[dict[str, Any]]:
+        return [pair.row() for pair in self.held]
 
 
 def by_worth(group: AnswerGroup, most: int) -> list[AnswerPair]:

@@ -11,28 +11,31 @@ answers and finished rounds, and goes on after them.
 """
 
 import asyncio
+import json
+import random
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
 
 from agents.roles import ROLES
 from agents.schemas import Answer
+from agents.visit.prompting import Message, dump
 from chimera.config.tree import Config
 from chimera.core.errors import ConfigError
 from chimera.data.tasks import Dataset
 from chimera.run.policies import Part
-from training.algorithms.hints import hinted
 from training.algorithms.rejection import RejectionSettings, best_first, is_right
-from training.algorithms.sft import FirstWeights, Sft, fine_tune
 from training.learning.base import Bench, Learned, PhasePlan
-from training.learning.groups import Valued, group_figures, grow
+from training.learning.examples import Examples, FirstWeights, Render, Selected, check_enough
+from training.learning.fine_tuning import check_batches
+from training.learning.groups import AnswerGroup, Valued, group_figures, grow
 from training.learning.states import State, check_tasks, collect_states
 from training.learning.values import Values, how_valued
 
-if TYPE_CHECKING:
-    from training.algorithms.selection import Selected
+HINT = "hint"
+"""The key of the label in the JSON object of a prompt. A model that was never shown it seldom makes use of it."""
 
 
 class StarSettings(RejectionSettings):
@@ -51,7 +54,7 @@ class Star:
     part: ClassVar[Part | None] = "weights"
 
     def check(self, plan: PhasePlan, settings: StarSettings, config: Config, dataset: Dataset) -> None:
-        Sft().check(plan, settings, config, dataset)
+        check_batches(plan, settings)
         if settings.right not in ("both", "label"):
             raise ConfigError(
                 f"{plan.name}.right={settings.right} does not ask what the label says, and {plan.name} keeps answers "
@@ -67,31 +70,27 @@ class Star:
         check_tasks(plan, settings.tasks, dataset, config.seed)
 
     async def learn(self, plan: PhasePlan, settings: StarSettings, bench: Bench) -> Learned:
-        start, learned = FirstWeights.live(bench, plan.slot), Learned()
+        start, learned = FirstWeights(bench.weights(plan.slot), bench.versions[plan.slot]), Learned()
         figures: dict[str, Any] = {}
         states = await collect_states(plan, settings.tasks, bench)
         for number in range(1, settings.rounds + 1):
             if learned.policy is not None:
                 await bench.publish(learned.policy)
             name, chosen = f"{plan.name}-{number}", partial(draw, plan, settings, bench, states, number)
-            learned = await fine_tune(plan, settings, bench, chosen, name=name, start=start)
+            learned = await bench.fine_tune(plan, settings, chosen, name=name, start=start)
             figures |= {f"round_{number}/{key}": value for key, value in learned.figures.items()}
         return Learned({"rounds": settings.rounds, **figures, **bench.spent()}, learned.policy)
 
 
 async def draw(
-    plan: PhasePlan, settings: StarSettings, bench: Bench, states: Sequence[State], number: int
-) -> "Selected":
+    plan: PhasePlan, settings: StarSettings, bench: Bench, states: Sequence[State], number: int, render: Render
+) -> Selected:
     """One round's examples: different right answers of the live weights to `states`, at most `keep` to each.
 
     Raises:
         RunError: Fewer than `min_examples` are left.
     """
-    from training.learning.examples import Examples, check_enough
-    from training.tune.render import Renderer
-
     version, title = bench.versions[plan.slot], f"{plan.name}: round {number}"
-    render = Renderer(bench.weights(plan.slot), bench.config.society.max_tool_calls).rows
     values = Values(settings.reward, how_valued(plan, settings.reward, settings.value, bench.config), bench)
     groups = await grow(bench, values, states, settings.answers, seed=bench.config.seed, version=version)
     good = {group.state.name: _right(group.state, group.answers, settings) for group in groups}
@@ -124,3 +123,37 @@ async def draw(
 def _right(state: State, answers: Sequence[Valued], settings: StarSettings) -> list[Valued]:
     label = state.episode.record.label
     return [one for one in answers if is_right(one.call, label, settings.right)]
+
+
+async def hinted(bench: Bench, values: Values, state: State, k: int, version: str) -> AnswerGroup:
+    """`k` answers of the live weights to the prompt with the label as a hint, as answers to the prompt itself.
+
+    They have no token ids: they were sampled after other tokens than those of the prompt.
+
+    Args:
+        version: The slot's version that is live. An answer by another is left out.
+
+    Raises:
+        ModelError: The model's server failed.
+    """
+    call = state.call
+    assert call.asked is not None  # States are calls of a trace.
+    messages = with_hint(call.asked.messages, state.episode.record.label)
+    offered = {"tools": call.asked.tools or (), "response_format": call.asked.response_format}
+    slot = bench.config.slot(call.role)
+    draws = [random.Random(f"{bench.config.seed}/{HINT}/{state.name}/{number}").getrandbits(31) for number in range(k)]
+    made = await asyncio.gather(*(bench.ask(slot, messages, seed=seed, **offered) for seed in draws))
+    own = [call.answered(completion) for completion in made if completion.weights_version == version]
+    worths = await asyncio.gather(*(values.of(state, one) for one in own))
+    kept = [Valued(one, worth) for one, worth in zip(own, worths, strict=True) if worth is not None]
+    return AnswerGroup(state, tuple(kept), {"stale": k - len(own), "unvalued": len(own) - len(kept)})
+
+
+def with_hint(messages: Sequence[Message], label: str) -> list[Message]:
+    """The messages of a prompt with one more key in the JSON object of its first user message, before the goal."""
+    found = [dict(message) for message in messages]
+    first = next(message for message in found if message["role"] == "user")
+    payload = json.loads(first["content"])
+    goal = payload.pop("goal")
+    first["content"] = dump({**payload, HINT: label, "goal": goal})
+    return found

@@ -6,6 +6,8 @@ from typing import Literal
 from pydantic import Field
 
 from chimera.config.pipeline import PhaseSettings
+from chimera.core.errors import ConfigError
+from training.learning.base import PhasePlan
 
 
 class SftSettings(PhaseSettings):
@@ -60,3 +62,12 @@ class SftSettings(PhaseSettings):
         other = "threshold" if self.select == "quantile" else "quantile"
         found = {other: f"select is {self.select!r}"}
         return found if self.lora_rank else found | {"lora_alpha": "lora_rank is 0"}
+
+
+def check_batches(plan: PhasePlan, settings: SftSettings) -> None:
+    """Raise ConfigError if a batch is no whole number of micro-batches."""
+    if settings.batch_size % settings.micro_batch_size:
+        raise ConfigError(
+            f"{plan.name}.batch_size={settings.batch_size} is no multiple of {plan.name}.micro_batch_size="
+            f"{settings.micro_batch_size}: make it one, so that every optimiser step takes whole micro-batches"
+        )

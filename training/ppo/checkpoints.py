@@ -17,7 +17,7 @@ from chimera.run.directory import Run
 from chimera.run.policies import Policy
 from chimera.run.seals import checked, seal
 from training.learning.base import PhasePlan
-from training.learning.curriculum import Course
+from training.ppo.curriculum import Course
 
 FIRST = "first"
 """Ends the name of the weights that a phase began with, where they are needed beside the live ones."""
@@ -93,7 +93,7 @@ class Checkpoints:
 
     def write(self, progress: Progress, save_engine: Callable[[Path], None]) -> None:
         """Write the checkpoint of `progress.step` and its hashes, and remove old checkpoints."""
-        from training.learning.weights import whole_folder
+        from training.model.weights import whole_folder
 
         with whole_folder(self._folder / str(progress.step)) as draft:
             save_engine(draft / ENGINE)

@@ -18,11 +18,11 @@ from chimera.run.policies import Policy
 from chimera.run.seals import seal
 from evaluation.records.rollouts import RolloutRecord
 from training.learning.base import Bench, Learned, PhasePlan
-from training.learning.curriculum import Course
-from training.learning.weights import copy_model
+from training.model.weights import copy_model
 from training.ppo import steps as ppo_steps
 from training.ppo.background import Background
 from training.ppo.checkpoints import FIRST, Checkpoints, Progress
+from training.ppo.curriculum import Course
 from training.ppo.engine.batch import Sample
 from training.ppo.opening import open_engine
 from training.ppo.reporting import StepClock, step_line

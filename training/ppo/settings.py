@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from training.learning.curriculum import Order
 from training.learning.groups import BranchSettings
+from training.ppo.curriculum import Order
 
 ROLLOUT_KEYS = ("tasks_per_step", "credit", "sub_goal_weight", "role_baseline", "step_timeout_s", "min_good_share")
 BRANCH_KEYS = ("tasks", "value", "curriculum")

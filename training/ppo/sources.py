@@ -8,15 +8,15 @@ from typing import Any, Protocol
 from agents.roles import ROLES
 from chimera.run.policies import Policy
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
-from training.learning import curriculum
 from training.learning.base import Bench, PhasePlan
-from training.learning.curriculum import Course, Curriculum
 from training.learning.episodes import Episode
 from training.learning.groups import AnswerGroup, group_figures, grow
 from training.learning.states import State, collect_states
 from training.learning.values import Values, how_valued
+from training.ppo import curriculum
 from training.ppo import steps as ppo_steps
 from training.ppo.credit import credit
+from training.ppo.curriculum import Course, Curriculum
 from training.ppo.engine.batch import Sample
 from training.ppo.settings import PpoSettings
 

@@ -185,7 +185,7 @@ def train(spec: Spec, progress: TextIO) -> None:
     from transformers import set_seed
     from trl.trainer.sft_trainer import SFTTrainer
 
-    from training.learning.weights import plain_weights, write_model
+    from training.model.weights import plain_weights, write_model
 
     set_seed(spec.seed)
     model, tokenizer = load_model(spec)

@@ -56,7 +56,7 @@ def train(spec: DpoSpec, progress: TextIO) -> None:
     """
     from transformers import set_seed
 
-    from training.learning.weights import plain_weights, write_model
+    from training.model.weights import plain_weights, write_model
 
     set_seed(spec.seed)
     with tempfile.TemporaryDirectory(prefix="dpo-") as scratch:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, pad
 from trl.trainer.dpo_trainer import DPOTrainer
 
-from training.kernels.chunked_head import ChunkedHead, HeadRequest
+from training.model.chunked_head import ChunkedHead, HeadRequest
 
 
 class TokenPairs(DPOTrainer):

@@ -21,7 +21,7 @@ LOOK_S = 0.5
 """How often it is looked whether the other ranks still live."""
 
 
-class SftProcess:
+class TuningProcess:
     """One child process or several, as an async context manager. They import libraries while they wait for `train`.
 
     Args:
@@ -52,7 +52,7 @@ class SftProcess:
                         self._module,
                         [*arguments, *(f"--meeting={descriptor}" for descriptor in hosted)],
                         self._log_of(rank),
-                        {**sft_environment(rank, self._ranks), **place},
+                        {**tuning_environment(rank, self._ranks), **place},
                         pass_fds=hosted,
                         reports=rank == 0,
                     )
@@ -128,7 +128,7 @@ def _place(rank: int, ranks: int, meeting: tuple[str, int]) -> dict[str, str]:
     }
 
 
-def sft_environment(rank: int = 0, ranks: int = 1) -> dict[str, str]:
+def tuning_environment(rank: int = 0, ranks: int = 1) -> dict[str, str]:
     """Environment variables of a child: one GPU or its share of the machine's cores, and no network."""
     cores = max(1, len(os.sched_getaffinity(0)) // ranks)
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(ranks)))).split(",")

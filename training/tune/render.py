@@ -5,7 +5,6 @@ token.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +12,8 @@ from chimera.core.errors import RunError
 from chimera.serving.embedded.chat import ChatFormat
 from chimera.serving.embedded.checkpoint import load_language
 from chimera.serving.embedded.protocol import BadRequest, ChatMessage, OfferedTool
+from training.learning.examples import Row
 from training.learning.experience import Conversation
-
-NOT_LEARNED = -100
-"""PyTorch's label for tokens without a loss."""
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One sequence to train on: token ids (T) and, for each, whether it is learned (T)."""
-
-    ids: tuple[int, ...]
-    learned: tuple[bool, ...]
-
-    @property
-    def labels(self) -> list[int]:
-        """The ids where they are learned, NOT_LEARNED elsewhere (T)."""
-        return [token if learned else NOT_LEARNED for token, learned in zip(self.ids, self.learned, strict=True)]
 
 
 class Renderer:

@@ -26,7 +26,7 @@ from chimera.run.seals import checked, seal
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.traces import spans
 from evaluation.traces.token_records import read_tokens
-from training.learning.weights import whole_folder, write_tensors
+from training.model.weights import whole_folder, write_tensors
 
 DEEP = "[" * 100_000
 ROOT = Path(__file__).parents[3]

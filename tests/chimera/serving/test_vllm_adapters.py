@@ -15,7 +15,7 @@ from chimera.serving.vllm.adapters import base_of, switches
 from chimera.serving.vllm.publish import Loaded, ServedWeights
 from chimera.serving.vllm.weights import prepare
 from training.learning.plans import make_phases
-from training.learning.weights import LoraAdapter, write_model
+from training.model.weights import LoraAdapter, write_model
 
 ASKED = {"model": "senior", "messages": [{"role": "user", "content": "q"}]}
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"

@@ -5,7 +5,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from branch_kit import MISREAD, READ, REFINER, TASKS, Answers, answer, record, said
+from branch_kit import MISREAD, READ, REFINER, TASKS, Answers, answer, record, render_of, said
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,7 +29,7 @@ def settings(**other):
 
 
 def drawn(bench, **other):
-    return asyncio.run(draw(PLAN, settings(**other), bench))
+    return asyncio.run(draw(PLAN, settings(**other), bench, render_of(bench)))
 
 
 def texts(selection):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError, RunError
 from chimera.data.tasks import load
-from training.algorithms.dpo import CHILD, PAIRS, Dpo, DpoSettings, draw, write_pairs
+from training.algorithms.dpo import Dpo, DpoSettings, draw
 from training.algorithms.pairs import all_pairs, by_worth, hold_out, that_keep
 from training.learning.base import PhasePlan
 from training.learning.groups import AnswerGroup, Valued
@@ -25,7 +25,8 @@ from training.learning.states import states_of
 from training.learning.values import Worth
 from training.tune import dpo_child
 from training.tune.dpo_child import DpoSpec
-from training.tune.process import SftProcess
+from training.tune.fine_tune import DPO_CHILD, PAIRS, write_lines
+from training.tune.process import TuningProcess
 
 pytestmark = pytest.mark.whole
 
@@ -37,7 +38,12 @@ def settings(**other):
 
 
 def drawn(bench, **other):
-    return asyncio.run(draw(PLAN, settings(**other), bench))
+    pairs = asyncio.run(draw(PLAN, settings(**other), bench, no_render))
+    return pairs.train, pairs.held, pairs.figures
+
+
+def no_render(conversation):
+    raise AssertionError("pairs are the server's tokens")
 
 
 def identities(pairs):
@@ -305,7 +311,7 @@ def test_logits_in_chunks_teach_what_trl_teaches(tmp_path, serving_model, monkey
     from safetensors.torch import load_file
     from trl.trainer.dpo_trainer import DPOTrainer
 
-    from training.kernels import chunked_head
+    from training.model import chunked_head
     from training.tune import dpo_trainer
 
     class Whole(DPOTrainer):
@@ -346,7 +352,7 @@ async def test_the_child_learns_to_prefer_and_makes_the_same_bits_again(tmp_path
         found.append(load_file(folder / "out" / "model.safetensors"))
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
     spec = spec_of(tmp_path, serving_model(), rows, [], epochs=4)
-    async with SftProcess(tmp_path / "dpo.log", "never", CHILD) as process:
+    async with TuningProcess(tmp_path / "dpo.log", "never", DPO_CHILD) as process:
         reports = [report async for report in process.train(spec)]
     assert [report["event"] for report in reports] == ["begin", *["step"] * 4, "end"]
     assert not any("held_out" in name for name in reports[-1])
@@ -374,7 +380,7 @@ async def test_the_phase_trains_on_the_servers_tokens_and_keeps_a_finished_model
 
 def test_pairs_are_written_a_line_each(tmp_path):
     pairs, _, _ = drawn(Answers(tmp_path))
-    write_pairs(tmp_path / "there" / PAIRS, pairs)
+    write_lines(tmp_path / "there" / PAIRS, [pair.row() for pair in pairs])
     rows = [json.loads(line) for line in (tmp_path / "there" / PAIRS).open()]
     assert [tuple(row["chosen_ids"]) for row in rows] == [pair.chosen.response_ids for pair in pairs]
     assert READ in json.dumps([pair.chosen.asked.choice for pair in pairs])

@@ -7,19 +7,17 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from branch_kit import MISREAD, READ, REFINER, TASKS, Answers, answer, said
+from branch_kit import MISREAD, READ, REFINER, TASKS, Answers, answer, render_of, said
 
 from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError, RunError
 from chimera.data.tasks import load
 from chimera.serving.client import Completion
-from training.algorithms import sft
-from training.algorithms.hints import HINT, with_hint
-from training.algorithms.star import Star, StarSettings, draw
+from training.algorithms.star import HINT, Star, StarSettings, draw, with_hint
 from training.learning.base import PhasePlan
 from training.learning.plans import make_phases
 from training.learning.states import collect_states
-from training.tune.render import Renderer
+from training.tune import fine_tune as tuning
 
 pytestmark = pytest.mark.whole
 
@@ -51,7 +49,7 @@ class Hinted(Answers):
 def drawn(bench, number=1, **other):
     async def run():
         states = await collect_states(PLAN, 0, bench)
-        return await draw(PLAN, settings(**other), bench, states, number)
+        return await draw(PLAN, settings(**other), bench, states, number, render_of(bench))
 
     return asyncio.run(run())
 
@@ -87,13 +85,13 @@ def test_no_example_holds_a_hint(tmp_path):
         for one in bench.earlier
         for conversation in bench.episode(one).conversations([REFINER])
     }
-    renderer = Renderer(bench.weights("refiner"), bench.config.society.max_tool_calls)
+    render = render_of(bench)
     assert len(selection.examples) > 2 * TASKS
     for example in selection.examples:
         talk = example.candidate.conversation
         assert HINT not in json.loads(talk.messages[1]["content"])
         (row,) = example.rows
-        (usual,) = renderer.rows(recorded[talk.messages[1]["content"]])
+        (usual,) = render(recorded[talk.messages[1]["content"]])
         prompt = usual.learned.index(True)
         assert row.ids[:prompt] == usual.ids[:prompt]
         assert not any(row.learned[:prompt])
@@ -185,8 +183,10 @@ def test_each_round_starts_from_the_first_weights(trained):
     bench, _, first = trained
     for name in ("star-1", "star-2"):
         out, examples = bench.run.path / "models/refiner" / name, bench.run.path / f"phases/star/{name}-examples.jsonl"
-        made_from = json.loads((out / sft.MANIFEST).read_text())["fingerprint"]
-        assert made_from == sft.describe(sft.specify(settings(), examples, first, out, bench.config.seed), "nano@0")
+        made_from = json.loads((out / tuning.MANIFEST).read_text())["fingerprint"]
+        assert made_from == tuning.fingerprint(
+            tuning.specify(settings(), examples, first, out, bench.config.seed), "nano@0"
+        )
 
 
 def test_a_continued_run_goes_on_at_its_round(trained):

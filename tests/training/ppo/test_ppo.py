@@ -113,8 +113,7 @@ class MadeUpLab(FakeBench):
 def made_up_rollout(made, live, path, stale=()):
     """A trace of two senior calls; the reward is the share of small token ids in their answers."""
     import agentlightning as agl
-
-    from training.learning import traces
+    import agl_traces as traces
 
     draw = random.Random(f"{made.task_id}/{made.seed}/{live}")
     spans, records, small = [], [], []

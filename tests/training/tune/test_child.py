@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import agentlightning as agl
+import agl_traces as traces
 import numpy as np
 import pytest
 import torch
@@ -26,15 +27,15 @@ from chimera.serving.embedded.protocol import parse_request
 from chimera.serving.embedded.service import Service
 from evaluation.records.rollouts import RolloutRecord
 from recipes.nano.transcripts import careful, junior
-from training.algorithms import sft as sft
-from training.algorithms.sft import Sft
+from training.algorithms.sft import Sft, choose
 from training.bench.lab_bench import LabBench
-from training.learning import traces
 from training.learning.base import PhasePlan
 from training.learning.episodes import Episode
 from training.learning.fine_tuning import SftSettings
 from training.tune import child as sft_child
-from training.tune.process import SftProcess
+from training.tune import fine_tune as tuning
+from training.tune.process import TuningProcess
+from training.tune.render import Renderer
 
 pytestmark = pytest.mark.whole
 
@@ -125,7 +126,7 @@ def episode_of(lab, record):
 
 
 def spec_of(lab, folder):
-    return sft.specify(lab.settings, lab.run.path / "phases" / "sft" / sft.EXAMPLES, NANO, folder, 0)
+    return tuning.specify(lab.settings, lab.run.path / "phases" / "sft" / tuning.EXAMPLES, NANO, folder, 0)
 
 
 class FakeLab(FakeBench):
@@ -149,7 +150,7 @@ def trained(tmp_path_factory):
 
 
 def examples(lab):
-    return [json.loads(line) for line in (lab.run.path / "phases" / "sft" / sft.EXAMPLES).open()]
+    return [json.loads(line) for line in (lab.run.path / "phases" / "sft" / tuning.EXAMPLES).open()]
 
 
 def model_of(folder):
@@ -269,14 +270,14 @@ async def test_a_finished_model_is_kept_and_another_seed_or_set_of_examples_is_n
     assert again == result
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
     spec = spec_of(lab, folder)
-    described = sft.describe(spec, "nano@0")
-    assert sft.finished(folder, described) == result.figures
+    described = tuning.fingerprint(spec, "nano@0")
+    assert tuning.finished(folder, described) == result.figures
     for changed in (replace(spec, seed=1), replace(spec, lr=1e-4)):
-        assert sft.finished(folder, sft.describe(changed, "nano@0")) is None
-    assert sft.finished(folder, sft.describe(spec, "another@0")) is None
+        assert tuning.finished(folder, tuning.fingerprint(changed, "nano@0")) is None
+    assert tuning.finished(folder, tuning.fingerprint(spec, "another@0")) is None
     other = lab.run.path / "other.jsonl"
-    other.write_text((lab.run.path / "phases" / "sft" / sft.EXAMPLES).read_text().replace("1", "2", 1))
-    assert sft.finished(folder, sft.describe(replace(spec, dataset=str(other)), "nano@0")) is None
+    other.write_text((lab.run.path / "phases" / "sft" / tuning.EXAMPLES).read_text().replace("1", "2", 1))
+    assert tuning.finished(folder, tuning.fingerprint(replace(spec, dataset=str(other)), "nano@0")) is None
 
 
 async def test_a_finished_model_that_was_damaged_is_named_and_not_kept(trained):
@@ -304,8 +305,10 @@ async def test_a_phase_that_is_done_again_learns_from_what_it_had_the_first_time
         live = SimpleNamespace(weights=lab.weights)
         return LabBench(SimpleNamespace(**shared, recorded=recorded, live=live, policy_versions=lab.versions), "sft")
 
+    render = Renderer(NANO, lab.config.society.max_tool_calls).rows
+
     async def chosen(lab):
-        return (await sft.choose(PLAN, lab.settings, bench(lab))).examples
+        return (await choose(PLAN, lab.settings, bench(lab), render)).examples
 
     for phase in ("gather", "sft"):
         lab.run.ledger("phase_started", phase=phase)
@@ -337,7 +340,7 @@ async def test_a_model_without_its_manifest_is_made_again_to_the_last_bit(traine
     lab, result = trained
     folder = lab.run.path / result.policy.folder
     first = load_weights(folder, load_checkpoint("nano").shape)
-    (folder / sft.MANIFEST).unlink()
+    (folder / tuning.MANIFEST).unlink()
     draft = folder.with_name(".sft.999")
     draft.mkdir()
     again = await learn(lab)
@@ -350,7 +353,7 @@ async def test_a_model_without_its_manifest_is_made_again_to_the_last_bit(traine
 async def test_lora_adapters_are_merged_into_the_weights(trained, tmp_path):
     lab, _ = trained
     spec = replace(spec_of(lab, tmp_path / "merged"), lora_rank=4, lora_alpha=8, lr=1e-2)
-    async with SftProcess(tmp_path / "sft.log", "never") as process:
+    async with TuningProcess(tmp_path / "sft.log", "never") as process:
         reports = [report async for report in process.train(spec)]
     assert [report["event"] for report in reports] == ["begin", "step", "step", "end"]
     shape = load_checkpoint("nano").shape
@@ -372,9 +375,9 @@ async def test_two_ranks_learn_what_one_learns(trained, tmp_path):
     """A batch of five in micro-batches of one: three rows for one rank, two and a spare one for the other."""
     lab, _ = trained
     spec = replace(spec_of(lab, tmp_path / "one"), batch_size=5, micro_batch_size=1, epochs=1, lr=1e-4)
-    async with SftProcess(tmp_path / "one.log", "never") as process:
+    async with TuningProcess(tmp_path / "one.log", "never") as process:
         expected = [report async for report in process.train(spec)]
-    async with SftProcess(tmp_path / "two.log", "never", ranks=2) as process:
+    async with TuningProcess(tmp_path / "two.log", "never", ranks=2) as process:
         assert len(set(process.pids)) == 2
         found = [report async for report in process.train(replace(spec, out=str(tmp_path / "two")))]
     for figure in ("loss", "lr", "grad_norm", "steps", "total"):  # TRL takes the others' mean over forward passes.

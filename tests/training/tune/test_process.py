@@ -17,7 +17,7 @@ from chimera.core.errors import RunError
 from chimera.serving.embedded.checkpoint import NANO
 from training.tune import child as sft_child
 from training.tune.child import Spec
-from training.tune.process import SftProcess, sft_environment
+from training.tune.process import TuningProcess, tuning_environment
 
 pytestmark = pytest.mark.whole
 
@@ -36,12 +36,12 @@ def spec(tmp_path):
 
 async def test_a_crash_is_reported_with_exit_code_and_last_words(tmp_path, spec):
     log = tmp_path / "logs" / "sft.log"
-    async with SftProcess(log, "never") as first:
+    async with TuningProcess(log, "never") as first:
         os.kill(first.pid, signal.SIGKILL)
         with pytest.raises(RunError, match=rf"process {first.pid}\) was killed by SIGKILL: its log is empty"):
             await drain(first, spec)
     log.write_text("an older error\n")
-    async with SftProcess(log, "whenever") as second:  # pyright: ignore[reportArgumentType]
+    async with TuningProcess(log, "whenever") as second:  # pyright: ignore[reportArgumentType]
         with pytest.raises(RunError, match=r"ended with exit code 2: .*invalid choice: 'whenever'") as caught:
             await drain(second, spec)
     assert "an older error" not in str(caught.value)
@@ -49,7 +49,7 @@ async def test_a_crash_is_reported_with_exit_code_and_last_words(tmp_path, spec)
 
 
 async def test_a_rank_that_is_killed_is_named_and_ends_the_others(tmp_path, spec):
-    async with SftProcess(tmp_path / "sft.log", "never", ranks=2) as process:
+    async with TuningProcess(tmp_path / "sft.log", "never", ranks=2) as process:
         os.kill(process.pids[1], signal.SIGKILL)
         message = rf"rank 1 of the fine-tuning \(process {process.pids[1]}\) was killed by SIGKILL"
         with pytest.raises(RunError, match=message):
@@ -59,7 +59,7 @@ async def test_a_rank_that_is_killed_is_named_and_ends_the_others(tmp_path, spec
 async def test_an_error_of_ours_is_told_without_the_libraries_noise(tmp_path, spec):
     """Here a model whose weights are a pickle: the child never reads it."""
     (tmp_path / "pytorch_model.bin").write_bytes(b"a pickle")
-    async with SftProcess(tmp_path / "sft.log", "never") as process:
+    async with TuningProcess(tmp_path / "sft.log", "never") as process:
         with pytest.raises(
             RunError, match=rf"ended with exit code 2: {tmp_path} has no \*\.safetensors file, and pytorch"
         ):
@@ -70,7 +70,7 @@ async def test_a_cancelled_phase_leaves_no_process(tmp_path, spec):
     started = asyncio.get_running_loop().create_future()
 
     async def phase():
-        async with SftProcess(tmp_path / "sft.log", "never") as process:
+        async with TuningProcess(tmp_path / "sft.log", "never") as process:
             started.set_result(process.pid)
             await drain(process, spec)
 
@@ -84,9 +84,9 @@ async def test_a_cancelled_phase_leaves_no_process(tmp_path, spec):
 
 def test_the_process_ends_with_its_parent_however_that_ends(tmp_path):
     script = (
-        "import asyncio, sys; from pathlib import Path; from training.tune.process import SftProcess\n"
+        "import asyncio, sys; from pathlib import Path; from training.tune.process import TuningProcess\n"
         "async def main():\n"
-        "    async with SftProcess(Path(sys.argv[1]), 'never') as process:\n"
+        "    async with TuningProcess(Path(sys.argv[1]), 'never') as process:\n"
         "        print(process.pid, flush=True)\n"
         "        await asyncio.Event().wait()\n"
         "asyncio.run(main())\n"
@@ -118,7 +118,7 @@ def test_a_loss_that_is_no_number_is_an_error():
 
 def test_the_child_is_told_to_stay_offline_and_on_one_gpu(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4")
-    environment = sft_environment()
+    environment = tuning_environment()
     assert environment["CUDA_VISIBLE_DEVICES"] == "3"
     assert environment["HF_HUB_OFFLINE"] == environment["HF_HUB_DISABLE_TELEMETRY"] == "1"
     assert int(environment["OMP_NUM_THREADS"]) >= 1

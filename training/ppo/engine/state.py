@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from chimera.core.errors import RunError
 from chimera.core.plain_json import parse_json
-from training.learning.weights import write_tensors
+from training.model.weights import write_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from chimera.core.errors import RunError
 from chimera.core.plain_json import read_json_object
 from chimera.serving.embedded.checkpoint import check_trainable
-from training.learning.weights import plain_weights, whole_folder, write_model
+from training.model.weights import plain_weights, whole_folder, write_model
 from training.ppo.engine.advantages import at_last_token, estimate, group_figures
 from training.ppo.engine.base import Watch, with_peers
 from training.ppo.engine.batch import WEIGHTS, Batch, Sample, mini_batches, reduce
@@ -140,7 +140,7 @@ class PpoEngine:
         from verl.workers.config import TrainingWorkerConfig
         from verl.workers.engine_workers import TrainingWorker
 
-        from training.kernels import varlen_attention
+        from training.model import varlen_attention
 
         precision = (self._verl.engine.mixed_precision or {}).get("param_dtype", "bf16")
         # Flash attention does not support float32.

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.learning.weights import gather_weights
+from training.model.weights import gather_weights
 from training.ppo.engine.base import Watch
 from training.ppo.engine.batch import Batch, Sample
 from training.ppo.engine.update import PpoEngine

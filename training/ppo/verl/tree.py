@@ -11,9 +11,9 @@ from torch import Tensor
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
-from training.kernels import chunked_head, varlen_attention
-from training.kernels.chunked_head import ChunkedHead, HeadRequest
-from training.kernels.prefix_tree import grow
+from training.model import chunked_head, varlen_attention
+from training.model.chunked_head import ChunkedHead, HeadRequest
+from training.model.prefix_tree import grow
 
 if TYPE_CHECKING:
     from tensordict import TensorDict

@@ -194,7 +194,7 @@ def test_a_batch_that_is_learned_from_once_is_on_policy(engine):
 def test_broken_weights_are_not_trained_on(engine, serving_model, tmp_path):
     from safetensors.torch import load_file, save_file
 
-    from training.learning.weights import write_model
+    from training.model.weights import write_model
 
     broken = tmp_path / "broken"
     weights = dict(load_checkpoint(str(serving_model(seed=3))).weights)
@@ -290,7 +290,7 @@ def test_answers_to_one_prompt_learn_as_if_each_were_computed_alone(
 @pytest.mark.parametrize("shared", [True, False])
 def test_logits_in_chunks_teach_the_same(engine, serving_model, tmp_path, monkeypatch, shared):
     """Log-probabilities and entropies of a few tokens at a time, also where calls share beginnings."""
-    from training.kernels import chunked_head
+    from training.model import chunked_head
 
     samples = branches(5, prompts=4, peers=3) if shared else some_samples(5)
     results, sizes = [], []
@@ -320,7 +320,7 @@ def test_logits_in_chunks_teach_the_same(engine, serving_model, tmp_path, monkey
 def test_a_tree_keeps_each_beginning_once_and_every_token_sees_its_own_sequence(sequences):
     import torch
 
-    from training.kernels.prefix_tree import grow
+    from training.model.prefix_tree import grow
 
     tree = grow(torch.tensor([token for one in sequences for token in one]), [len(one) for one in sequences])
     prefixes = {tuple(one[: depth + 1]) for one in sequences for depth in range(len(one))}

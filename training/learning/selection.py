@@ -2,73 +2,34 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agents.tools.sources import sources_seen
 from chimera.core.errors import RunError
 from chimera.core.quotes import missing_quotes
-from evaluation.records.rollouts import RolloutRecord
-from training.learning.experience import Conversation
+from training.learning.episodes import Episode
+from training.learning.examples import Candidate, Example, Key, Render, Row, Selected
 from training.learning.fine_tuning import SftSettings
-from training.tune.render import Row
-
-Key = tuple[str, str, int]
-"""Phase, task and repeat of a rollout. Unlike the id it is equal when a run is repeated, so it breaks ties."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One conversation of a rollout that has a reward."""
+def candidates(episode: Episode, roles: Sequence[str]) -> list[Candidate]:
+    """The conversations of `roles` in a rollout; none if it has no reward.
 
-    record: RolloutRecord
-    reward: float
-    conversation: Conversation
+    Answers that needed a repair are not candidates.
 
-    @property
-    def role(self) -> str:
-        return self.conversation.role
-
-    @property
-    def key(self) -> Key:
-        return self.record.phase, self.record.task_id, self.record.repeat
-
-    @property
-    def place(self) -> tuple[str, Key, int]:
-        """Sort key that does not depend on which rollout ended first."""
-        return self.role, self.key, self.conversation.visit
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """One selected conversation as token rows."""
-
-    candidate: Candidate
-    rows: tuple[Row, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Selected:
-    """The selected examples, in an order that depends only on the rollouts, and counts of the selection's stages."""
-
-    examples: tuple[Example, ...]
-    figures: dict[str, Any]
-
-
-def candidates(record: RolloutRecord, conversations: Iterable[Conversation]) -> list[Candidate]:
-    """The candidate conversations of a rollout; none if it has no reward.
-
-    If any part is missing, the reward is None. Answers that needed a repair are not candidates.
+    Raises:
+        RunError: Its trace cannot be read.
     """
+    record = episode.record
     if record.reward is None:
         return []
-    return [Candidate(record, record.reward, conversation) for conversation in conversations if conversation.parsed]
+    return [Candidate(record, record.reward, one) for one in episode.conversations(roles) if one.parsed]
 
 
 def select(
     found: Sequence[Candidate],
-    render: Callable[[Conversation], tuple[Row, ...]],
+    render: Render,
     config: SftSettings,
     phase: str = "sft",
 ) -> Selected:

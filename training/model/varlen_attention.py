@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from training.kernels.prefix_tree import PrefixTree, TokenRun
+from training.model.prefix_tree import PrefixTree, TokenRun
 
 NAME = "packed_sdpa"
 """The value for `attn_implementation`, valid after this module is imported."""

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.learning.curriculum import ADVANCE, WINDOW, Course, Curriculum
+from training.ppo.curriculum import ADVANCE, WINDOW, Course, Curriculum
 
 LEVELS = {f"s{number:02}": number % 3 + 1 for number in range(60)}
 rates = st.sampled_from([0.0, 0.25, 0.5, 1.0])

@@ -15,6 +15,7 @@ from chimera.core.errors import RunError
 from evaluation.traces import spans as plain_spans
 from evaluation.traces.calls import TracedCall, last_outcome, model_calls, outcome, untraced, visits
 from evaluation.traces.spans import EXCHANGE, OPERATION, RAW, Span
+from training.learning.adapter import without_nothing
 
 __all__ = [
     "EXCHANGE",
@@ -53,14 +54,6 @@ def read(path: Path) -> list[agl.Span]:
         return [agl.Span.model_validate({**row, **nothing}) for row in plain_spans.read_rows(path)]
     except ValueError as error:
         raise RunError(f"trace {path} cannot be read: {error}") from error
-
-
-def without_nothing(value: Any) -> Any:
-    """`value` without None, empty lists and empty objects, which span attributes cannot hold."""
-    if isinstance(value, dict):
-        kept = {key: without_nothing(item) for key, item in value.items()}
-        return {key: item for key, item in kept.items() if item not in (None, [], {})}
-    return [without_nothing(item) for item in value] if isinstance(value, list) else value
 
 
 def as_instrumented(spans: Sequence[agl.Span]) -> list[agl.Span]:
