@@ -59,7 +59,7 @@ MEASURE = """
     from training.ppo.engine.update import PpoEngine, Sample
     from training.ppo.verl.runtime import load_verl
     load_verl("cpu")
-    import training.ppo.verl.tree, verl.workers.engine_workers, verl.workers.utils.losses
+    import training.ppo.verl.patches, verl.workers.engine_workers, verl.workers.utils.losses
     before = psutil.Process().memory_info().rss
     engine = PpoEngine(folder / "model", PpoSettings(**settings), seed=0, total_steps=3, device="cpu")
     ids = lambda number, length: tuple(np.random.default_rng(number).integers(0, 4000, length).tolist())

@@ -2,7 +2,7 @@
 
 With `ahead`, the samples of the next step are taken while the update of this one runs, all of them from the weights
 before it; the new weights go live when both have ended. Tokens that weights one version older have sampled are weighted
-for it (`training.ppo.engine.importance`). A resumed run first asks the same older weights, so that it makes nothing
+for it (`training.ppo.engine.advantages`). A resumed run first asks the same older weights, so that it makes nothing
 twice.
 """
 

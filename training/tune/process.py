@@ -12,7 +12,7 @@ from chimera.core.errors import RunError
 from chimera.core.ports import listen
 from chimera.processes.child_environment import child_environment
 from chimera.processes.children import Command
-from training.ppo.verl.runtime import loopback
+from training.scale.meeting import loopback, place_of
 from training.tune.child import Loader, Spec
 
 MOST_THREADS = 8
@@ -115,17 +115,8 @@ class TuningProcess:
 
 
 def _place(rank: int, ranks: int, meeting: tuple[str, int]) -> dict[str, str]:
-    """The variables that give a rank its place. Each sees one GPU at most, so it is the first there."""
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": "1",
-        "MASTER_ADDR": meeting[0],
-        "MASTER_PORT": str(meeting[1]),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "GLOO_SOCKET_IFNAME": loopback(),
-    }
+    """Each rank sees one GPU at most, so it is the first there."""
+    return {**place_of(rank, ranks, meeting), "GLOO_SOCKET_IFNAME": loopback()}
 
 
 def tuning_environment(rank: int = 0, ranks: int = 1) -> dict[str, str]:

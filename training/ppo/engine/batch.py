@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WEIGHTS = "rollout_is_weights"
-"""VeRL's name of the importance weights of tokens, see `training.ppo.engine.importance`."""
+"""VeRL's name of the importance weights of tokens, see `training.ppo.engine.advantages`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,9 @@ from chimera.core.errors import RunError
 from chimera.core.plain_json import read_json_object
 from chimera.serving.embedded.checkpoint import check_trainable
 from training.model.weights import plain_weights, whole_folder, write_model
-from training.ppo.engine.advantages import at_last_token, estimate, group_figures
+from training.ppo.engine.advantages import at_last_token, estimate, group_figures, importance
 from training.ppo.engine.base import Watch, with_peers
 from training.ppo.engine.batch import WEIGHTS, Batch, Sample, mini_batches, reduce
-from training.ppo.engine.importance import importance
 from training.ppo.engine.state import REMEDY, read_state, restore_worker, worker_state, write_state
 from training.ppo.settings import PpoSettings
 from training.ppo.verl.configuration import check_verl, make_config, model_config

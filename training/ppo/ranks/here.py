@@ -12,8 +12,7 @@ from chimera.core.errors import ChimeraError
 from chimera.processes.child_environment import child_environment
 from chimera.processes.children import Command
 from training.ppo.ranks.ranks import RankLost
-from training.ppo.verl.runtime import loopback
-from training.scale.meeting import Meeting
+from training.scale.meeting import Meeting, loopback
 
 BLAME_S = 10.0
 """How long to wait, once one rank is gone, for one that was killed: others end because it did."""

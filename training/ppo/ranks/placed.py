@@ -14,7 +14,7 @@ from chimera.core.errors import ChimeraError, ConfigError, RunError
 from training.ppo.ranks.rank import Rank
 from training.ppo.ranks.ranks import RankLost
 from training.scale.cluster import first_line, join
-from training.scale.meeting import Meeting
+from training.scale.meeting import Meeting, loopback
 
 PLACE_S = 120.0
 """How long to wait for room."""
@@ -156,8 +156,6 @@ class PlacedRanks:
 def _interface(address: str) -> str | None:
     """The name of the network interface with this address, so that ranks do not listen on every one."""
     import psutil
-
-    from training.ppo.verl.runtime import loopback
 
     for name, addresses in psutil.net_if_addrs().items():
         if any(one.address == address for one in addresses):

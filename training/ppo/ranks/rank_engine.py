@@ -14,13 +14,13 @@ from training.ppo.engine.base import Watch
 from training.ppo.engine.batch import Batch, Sample
 from training.ppo.engine.update import PpoEngine
 from training.ppo.ranks.shares import plan
+from training.ppo.verl.patches import MICRO_BATCHES, sum_metrics, take_planned_micro_batches
 from training.ppo.verl.runtime import OwnRandomness
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
     from torch import Tensor
 
-MICRO_BATCHES = "micro_batch_sizes"
 MASKS = ("loss_mask", "response_mask")
 
 
@@ -76,7 +76,7 @@ class RankEngine(PpoEngine):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        _plan_micro_batches()
+        take_planned_micro_batches()
         super().__init__(*args, **kwargs)
 
     def _environment(self) -> AbstractContextManager[None]:
@@ -92,7 +92,7 @@ class RankEngine(PpoEngine):
         return SharedBatch(samples, self._temperature)
 
     def _loss(self, loss: Callable[..., Any]) -> Callable[..., Any]:
-        return _weighted(loss)
+        return sum_metrics(loss)
 
     def update(self, batch: Sequence[Sample], step: int, watch: Watch | None = None) -> dict[str, float]:
         """Learn from one step's samples, which all ranks get; the metrics are those of all."""
@@ -124,39 +124,3 @@ class RankEngine(PpoEngine):
         else:
             for _, worker in self._trained():
                 worker_state(worker)
-
-
-def _weighted(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """`loss`, whose mean metrics become sums: each micro-batch's value by its share of the mini-batch's tokens.
-
-    VeRL takes the mean over micro-batches, which would depend on how rows are divided among ranks.
-    """
-    from verl.utils.metric import AggregationType, Metric
-
-    def compute(model_output: Any, data: Any, dp_group: Any = None) -> tuple[Any, dict[str, Any]]:
-        share = float(data["response_mask"].values().sum()) * data["dp_size"] / data["batch_num_tokens"]
-        value, metrics = loss(model_output=model_output, data=data, dp_group=dp_group)
-        found = {}
-        for name, one in metrics.items():
-            plain = not isinstance(one, Metric)
-            if plain or one.aggregation == AggregationType.MEAN:
-                one = Metric(AggregationType.SUM, share * (one if plain else one.aggregate()))
-            found[name] = one
-        return value, found
-
-    return compute
-
-
-def _plan_micro_batches() -> None:
-    """Make VeRL's engines take the micro-batches of `SharedBatch` instead of their own."""
-    import verl.workers.engine.fsdp.transformer_impl as fsdp
-    from verl.utils import tensordict_utils as tu
-
-    def planned(data: "TensorDict", **_: Any) -> "tuple[list[TensorDict], list[list[int]]]":
-        places, first = [], 0
-        for size in tu.get_non_tensor_data(data, MICRO_BATCHES, default=[]):
-            places.append(list(range(first, first + size)))
-            first += size
-        return [tu.index_select_tensor_dict(data, rows) for rows in places], places
-
-    fsdp.__dict__["prepare_micro_batches"] = planned

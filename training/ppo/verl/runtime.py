@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 from chimera.core.errors import ConfigError, RunError
+from training.scale.meeting import loopback
 
 Device = Literal["cpu", "cuda"]
 
@@ -29,7 +30,6 @@ RANK_OF_ONE = {
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "0",
 }
-_LOG = logging.getLogger(__name__)
 _LOCK = threading.Lock()
 _loaded: Device | None = None
 
@@ -71,76 +71,15 @@ def _import_for(device: str) -> Device:
         warnings.filterwarnings("ignore", message=".*engine is not available")
         import verl.plugin.platform as platforms
 
-        if found == "cpu":
-            from training.ppo.verl.platform import CpuPlatform
+        from training.ppo.verl.patches import CpuPlatform, mend
 
+        if found == "cpu":
             platforms.set_platform(CpuPlatform())
         importlib.import_module("verl.workers.engine")
     for added in [one for one in root.handlers if one not in handlers]:
         root.removeHandler(added)
-    _mend(found)
+    mend(found)
     return found
-
-
-def _mend(device: Device) -> None:
-    """Replace what VeRL 0.9.1 hard-codes for its own clusters."""
-    import verl.models.transformers.monkey_patch as monkey_patch
-    import verl.utils.model as models
-    import verl.workers.engine.fsdp.transformer_impl as fsdp
-    from verl.utils import torch_functional
-    from verl.utils.profiler import performance
-    from verl.workers import engine_workers
-    from verl.workers.engine.base import EngineRegistry
-
-    for module in (monkey_patch, models, fsdp, performance):
-        module.__dict__["print"] = _to_log
-    # It would bind the whole process, including its server threads, to the cores near a GPU.
-    engine_workers.__dict__["set_numa_affinity"] = lambda: None
-    # The original requires flash attention, whatever the configuration says.
-    models.__dict__["load_valuehead_model"] = _load_value_model
-    if not torch_functional.FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE:
-        # Without flash attention's kernel the original computes one logsumexp per token in a Python loop.
-        fsdp.__dict__["logprobs_from_logits"] = _log_probs
-    # torch warns of VeRL's jagged tensors, but VeRL changes no model output in place.
-    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-    if device == "cpu":
-        from training.ppo.verl.tree import TreeEngine
-
-        for kind, engine in (("language_model", TreeEngine), ("value_model", fsdp.FSDPEngineWithValueHead)):
-            EngineRegistry.register(model_type=kind, backend="fsdp2", device="cpu")(engine)
-
-
-def _to_log(*parts: Any, **_: Any) -> None:
-    text = " ".join(map(str, parts))
-    _LOG.log(logging.WARNING if text.startswith("WARN") else logging.DEBUG, "%s", text)
-
-
-def _load_value_model(local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool) -> Any:
-    """A language model without its head, and with a new head that gives one number per token."""
-    from transformers import AutoModelForTokenClassification
-    from transformers.utils import logging as transformers_logging
-
-    shown = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()  # transformers would report the new head as missing from the checkpoint.
-    try:
-        return AutoModelForTokenClassification.from_pretrained(
-            local_path,
-            dtype=torch_dtype,
-            config=model_config,
-            attn_implementation=model_config._attn_implementation,
-            trust_remote_code=trust_remote_code,
-            use_safetensors=True,
-        )
-    finally:
-        transformers_logging.set_verbosity(shown)
-
-
-def _log_probs(logits: Any, labels: Any, inplace_backward: bool = True) -> Any:
-    from torch.nn.functional import cross_entropy
-
-    flat = cross_entropy(logits.reshape(-1, logits.shape[-1]).float(), labels.reshape(-1), reduction="none")
-    return -flat.view(labels.shape)
 
 
 @contextmanager
@@ -174,16 +113,6 @@ def rank_of_one() -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def loopback() -> str:
-    """Name of the interface with 127.0.0.1. Without it gloo listens on the host's public address."""
-    import psutil
-
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(one.address == "127.0.0.1" for one in addresses):
-            return name
-    raise RunError("no network interface has the address 127.0.0.1: bring up the loopback interface")
 
 
 def open_group(device: Device) -> None:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from chimera.core.errors import RunError
 from chimera.serving.embedded.checkpoint import NANO, load_checkpoint
+from training.ppo.engine.advantages import importance
 from training.ppo.engine.batch import Sample, mini_batches
-from training.ppo.engine.importance import importance
 from training.ppo.settings import PpoSettings
 
 MEASURED = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "ppo_mini_batch_size": 100}
@@ -261,7 +261,7 @@ def test_answers_to_one_prompt_learn_as_if_each_were_computed_alone(
     engine, serving_model, tmp_path, monkeypatch, budget, temperature
 ):
     """Shared beginnings are computed once: equal weights and metrics, from fewer tokens."""
-    from training.ppo.verl.tree import TreeEngine
+    from training.ppo.verl.patches import TreeEngine
 
     samples, results, computed = branches(5, prompts=4, peers=3), [], []
     ask = TreeEngine.prepare_model_inputs

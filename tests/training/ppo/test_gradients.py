@@ -6,9 +6,9 @@ import pytest
 
 from evaluation.traces.token_records import read_tokens, tokens_file
 from training.learning.experience import Call
-from training.ppo.call_gradient import CallGradients
 from training.ppo.engine.batch import Sample
 from training.ppo.engine.update import PpoEngine
+from training.ppo.gradients import CallGradients
 from training.ppo.settings import PpoSettings
 from training.ppo.tokens import record_update
 
