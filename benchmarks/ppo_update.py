@@ -27,7 +27,8 @@ from rich.table import Table
 
 from chimera.data.generated.tasks import generate
 from chimera.serving.embedded.checkpoint import locate
-from training.ppo.engine.update import PpoEngine, Sample
+from training.ppo.engine.batch import Sample
+from training.ppo.engine.update import PpoEngine
 from training.ppo.settings import PpoSettings
 
 PARTS = ("log-probs", "training", "whole", "whole, CPU")

@@ -56,7 +56,8 @@ MEASURE = """
                  num_key_value_heads=2, tie_word_embeddings=True)
     AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen2", **sizes)).save_pretrained(folder / "model")
     from training.ppo.settings import PpoSettings
-    from training.ppo.engine.update import PpoEngine, Sample
+    from training.ppo.engine.batch import Sample
+    from training.ppo.engine.update import PpoEngine
     from training.ppo.verl.runtime import load_verl
     load_verl("cpu")
     import training.ppo.verl.patches, verl.workers.engine_workers, verl.workers.utils.losses

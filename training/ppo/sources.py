@@ -78,11 +78,13 @@ class RolloutSource:
             next(self._tasks)
         self._passed = step
         inputs = ppo_steps.inputs_of(next(self._tasks), plan.name, step, settings.n, seed)
-        found = ppo_steps.sort_out(inputs, await self._episodes(inputs))
-        without = await self._without(found.good, self._first) if self._first is not None else {}
-        samples, stale = await asyncio.to_thread(self._samples, found.good, fresh, without)
-        metrics = ppo_steps.figures(found, samples)
-        return Taken(samples, metrics, ppo_steps.why_skip(found, samples, settings, plan.name), stale, found.left_out)
+        rollouts = ppo_steps.sort_out(inputs, await self._episodes(inputs))
+        without = await self._without(rollouts.good, self._first) if self._first is not None else {}
+        samples, stale = await asyncio.to_thread(self._samples, rollouts.good, fresh, without)
+        metrics = ppo_steps.figures(rollouts, samples)
+        return Taken(
+            samples, metrics, ppo_steps.why_skip(rollouts, samples, settings, plan.name), stale, rollouts.left_out
+        )
 
     async def _episodes(self, inputs: Sequence[RolloutInput]) -> list[Episode]:
         """The episodes that end before the deadline."""
@@ -101,9 +103,10 @@ class RolloutSource:
     async def _without(self, episodes: Sequence[Episode], first: Policy) -> dict[str, RolloutRecord]:
         """By rollout, the same rollout with the phase's first weights from the role's first visit on."""
         role = next(name for name in ROLES if name in self._plan.roles)
-        replays = (self._bench.replay(episode, at=role, policies=(first,)) for episode in episodes)
-        found = await asyncio.gather(*replays)
-        return {episode.record.rollout_id: one.record for episode, one in zip(episodes, found, strict=True)}
+        replays = await asyncio.gather(
+            *(self._bench.replay(episode, at=role, policies=(first,)) for episode in episodes)
+        )
+        return {episode.record.rollout_id: replay.record for episode, replay in zip(episodes, replays, strict=True)}
 
     def _samples(
         self, episodes: Sequence[Episode], fresh: Collection[str], without: Mapping[str, RolloutRecord]
@@ -163,25 +166,9 @@ class BranchSource:
 
 
 def samples_of(group: AnswerGroup, *, scored: bool = False) -> list[Sample]:
-    """The answers of one state for the engine. One without tokens, which a server may return, is left out.
-
-    Args:
-        scored: True to take along how likely the weights that sampled the tokens made them.
-
-    Raises:
-        RunError: The server did not say it.
-    """
-    return [
-        Sample(
-            prompt_ids=one.call.prompt_ids,
-            response_ids=one.call.response_ids,
-            reward=one.worth.value,
-            group=group.state.name,
-            task=one.call.rollout_id,
-            call=one.call,
-            parts=one.worth.parts,
-            log_probs=ppo_steps.scores_of(one.call) if scored else None,
-        )
+    """The answers of one state for the engine; see `steps.sample_of`."""
+    samples = (
+        ppo_steps.sample_of(one.call, one.worth.value, group.state.name, scored=scored, parts=one.worth.parts)
         for one in group.answers
-        if one.call.response_ids
-    ]
+    )
+    return [sample for sample in samples if sample is not None]

@@ -1,9 +1,11 @@
-"""Pure functions for one online step of PPO: its tasks, its usable rollouts, its samples."""
+"""One online step of PPO: its tasks, its usable rollouts, its samples, its figures, its line."""
 
 import random
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from chimera.core.errors import RunError
 from chimera.core.types import ResearchTask
@@ -71,8 +73,8 @@ def sort_out(inputs: Sequence[RolloutInput], episodes: Sequence[Episode]) -> Sor
     came = {(episode.record.task_id, episode.record.repeat): episode for episode in episodes}
     good: list[Episode] = []
     left_out = dict.fromkeys(REASONS, 0)
-    for given in inputs:
-        episode = came.get((given.task.id, given.repeat))
+    for input_ in inputs:
+        episode = came.get((input_.task.id, input_.repeat))
         reason = _reason(episode.record if episode else None)
         if reason is not None:
             left_out[reason] += 1
@@ -92,9 +94,15 @@ def _reason(record: RolloutRecord | None) -> str | None:
 
 
 def samples_of(credited: Sequence[Credited], task_id: str, *, scored: bool = False) -> list[Sample]:
-    """The calls of one rollout for the engine, each with its group (see `group_of`).
+    """The calls of one rollout for the engine, each with its group (see `group_of`); see `sample_of`."""
+    samples = (sample_of(item.call, item.reward, group_of(task_id, item.call), scored=scored) for item in credited)
+    return [sample for sample in samples if sample is not None]
 
-    A response without tokens, which a server may return, is no action and is left out.
+
+def sample_of(
+    call: Call, reward: float, group: str, *, scored: bool, parts: Mapping[str, float] | None = None
+) -> Sample | None:
+    """One call for the engine; None for a response without tokens, which a server may return: it is no action.
 
     Args:
         scored: True to take along how likely the weights that sampled the tokens made them.
@@ -102,19 +110,11 @@ def samples_of(credited: Sequence[Credited], task_id: str, *, scored: bool = Fal
     Raises:
         RunError: The server did not say it.
     """
-    return [
-        Sample(
-            prompt_ids=item.call.prompt_ids,
-            response_ids=item.call.response_ids,
-            reward=item.reward,
-            group=group_of(task_id, item.call),
-            task=item.call.rollout_id,
-            call=item.call,
-            log_probs=scores_of(item.call) if scored else None,
-        )
-        for item in credited
-        if item.call.response_ids
-    ]
+    if not call.response_ids:
+        return None
+    log_probs = scores_of(call) if scored else None
+    ids = call.prompt_ids, call.response_ids
+    return Sample(*ids, reward, group, call.rollout_id, call, parts or {}, log_probs)
 
 
 def scores_of(call: Call) -> tuple[float, ...]:
@@ -123,15 +123,15 @@ def scores_of(call: Call) -> tuple[float, ...]:
     Raises:
         RunError: The server did not say them, or not for every token.
     """
-    found = call.log_probs
-    if found is None or len(found) != len(call.response_ids):
-        said = "no" if found is None else f"{len(found)}"
+    log_probs = call.log_probs
+    if log_probs is None or len(log_probs) != len(call.response_ids):
+        said = "no" if log_probs is None else f"{len(log_probs)}"
         raise RunError(
             f"call {call.response_id} of {call.role} in rollout {call.rollout_id} has {said} log-probabilities for its "
             f"{len(call.response_ids)} tokens, and ahead=1 needs one for each: set ahead=0, or begin a new run if it "
             "was made with ahead=0"
         )
-    return found
+    return log_probs
 
 
 def group_of(task_id: str, call: Call) -> str:
@@ -144,12 +144,12 @@ def group_of(task_id: str, call: Call) -> str:
     return f"{task_id}/{call.role}/{'first' if call.visit == 1 else 'revision'}"
 
 
-def why_skip(found: Sorted, samples: Sequence[Sample], config: PpoSettings, phase: str) -> str | None:
+def why_skip(rollouts: Sorted, samples: Sequence[Sample], config: PpoSettings, phase: str) -> str | None:
     """Why a step has too few rollouts or samples to learn from; None if it has enough."""
-    total = len(found.good) + sum(found.left_out.values())
-    if len(found.good) < config.min_good_share * total:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in found.left_out.items() if count)
-        return f"only {len(found.good)} of {total} rollouts are usable ({reasons}; {phase}.min_good_share)"
+    total = len(rollouts.good) + sum(rollouts.left_out.values())
+    if len(rollouts.good) < config.min_good_share * total:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in rollouts.left_out.items() if count)
+        return f"only {len(rollouts.good)} of {total} rollouts are usable ({reasons}; {phase}.min_good_share)"
     if not samples:
         return "no call of its roles by the weights that are learned is in its rollouts"
     if config.adv_estimator in GROUPED and len(alone([one.group for one in samples])) == len(samples):
@@ -157,13 +157,13 @@ def why_skip(found: Sorted, samples: Sequence[Sample], config: PpoSettings, phas
     return None
 
 
-def figures(found: Sorted, samples: Sequence[Sample]) -> dict[str, float | None]:
+def figures(rollouts: Sorted, samples: Sequence[Sample]) -> dict[str, float | None]:
     """Metrics of a step's rollouts: counts, reward with its parts, alignment, calls by role."""
     roles = Counter(one.call.role for one in samples if one.call)
-    records = [episode.record for episode in found.good]
+    records = [episode.record for episode in rollouts.good]
     return {
-        "rollouts/good": len(found.good),
-        **{f"rollouts/{reason}": count for reason, count in found.left_out.items()},
+        "rollouts/good": len(rollouts.good),
+        **{f"rollouts/{reason}": count for reason, count in rollouts.left_out.items()},
         **validation_figures(records),
         **{f"reward/{name}": value for name, value in part_means(records).items()},
         **{f"calls/{role}": count for role, count in roles.items()},
@@ -185,3 +185,43 @@ def validation_metrics(records: Sequence[RolloutRecord]) -> Mapping[str, float |
         "val-aux/rollouts": len(records),
         "val-aux/failed": sum(record.status == "failed" for record in records),
     }
+
+
+class StepClock:
+    """Measures the seconds of a step's stages."""
+
+    def __init__(self) -> None:
+        self._started = self._last = time.perf_counter()
+        self._stages: dict[str, float] = {}
+
+    def stop(self, stage: str) -> None:
+        """End stage `stage` and begin the next."""
+        now = time.perf_counter()
+        self._stages[f"timing_s/{stage}"] = now - self._last
+        self._last = now
+
+    def seconds(self) -> dict[str, float]:
+        return {**self._stages, "timing_s/step": self._last - self._started}
+
+
+def step_line(phase: str, step: int, steps: int, metrics: Mapping[str, Any]) -> str:
+    def figure(name: str, text: str, form: str = ".3f") -> str:
+        value = metrics.get(name)
+        return "" if value is None else f", {text} {value:{form}}"
+
+    prompts, informative = metrics.get("branches/states"), metrics.get("branches/informative")
+    if prompts is None and (prompts := metrics.get("group/count")) is not None:
+        informative = round(prompts * (1 - metrics["group/zero_variance"]))
+    return (
+        f"{phase}: step {step}/{steps}"
+        + figure("branches/value", "answers worth")
+        + figure("reward/mean", "reward")
+        + figure("alignment/mean", "answers right", ".0%")
+        + figure("rollouts/good", "good rollouts", "d")
+        + ("" if prompts is None else f", {informative:.0f} of {prompts:.0f} prompts informative")
+        + figure("actor/optimizer_steps", "optimiser steps", ".0f")
+        + figure("actor/entropy", "entropy")
+        + figure("val-core/reward/mean", "validation reward")
+        + figure("timing_s/step", "seconds", ".1f")
+        + f", {metrics['policy']} is live"
+    )

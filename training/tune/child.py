@@ -185,8 +185,6 @@ def train(spec: Spec, progress: TextIO) -> None:
     from transformers import set_seed
     from trl.trainer.sft_trainer import SFTTrainer
 
-    from training.model.weights import plain_weights, write_model
-
     set_seed(spec.seed)
     model, tokenizer = load_model(spec)
     dataset = load_rows(Path(spec.dataset))
@@ -203,22 +201,33 @@ def train(spec: Spec, progress: TextIO) -> None:
         started = time.perf_counter()
         result = trainer.train()
         seconds = time.perf_counter() - started
-    assert trainer.model is not None
-    if rank:
-        return
+    if rank == 0:
+        tokens = sum(dataset["length"]) * spec.epochs
+        precision = "bfloat16" if trainer.args.bf16 else "float32"
+        rate = round(tokens / seconds, 1)
+        finish(spec, progress, trainer, result, seconds, tokens_per_second=rate, precision=precision)
+
+
+def finish(spec: Spec, progress: TextIO, trainer: Any, result: Any, seconds: float, **figures: Any) -> None:
+    """Write the model, and report the end.
+
+    Args:
+        trainer: One of TRL's, after its training.
+        result: What the training returned, which took so many `seconds`.
+    """
+    from training.model.weights import plain_weights, write_model
+
     weights, adapter = plain_weights(trainer.model)
     write_model(Path(spec.out), weights, Path(spec.model), adapter)
-    tokens = sum(dataset["length"]) * spec.epochs
     tell(
         progress,
         "end",
         loss=result.training_loss,
         steps=result.global_step,
         seconds=round(seconds, 3),
-        tokens_per_second=round(tokens / seconds, 1),
         device=str(trainer.args.device),
-        precision="bfloat16" if trainer.args.bf16 else "float32",
         loader="unsloth" if uses_unsloth(spec.unsloth) else "transformers",
+        **figures,
     )
 
 

@@ -16,10 +16,9 @@ from training.tune.child import (
     Spec,
     common_figures,
     common_settings,
+    finish,
     load_model,
     reporter,
-    tell,
-    uses_unsloth,
     work,
 )
 
@@ -56,8 +55,6 @@ def train(spec: DpoSpec, progress: TextIO) -> None:
     """
     from transformers import set_seed
 
-    from training.model.weights import plain_weights, write_model
-
     set_seed(spec.seed)
     with tempfile.TemporaryDirectory(prefix="dpo-") as scratch:
         trainer = make_trainer(spec, progress, scratch)
@@ -66,20 +63,9 @@ def train(spec: DpoSpec, progress: TextIO) -> None:
         result = trainer.train()
         seconds = time.perf_counter() - started
         after = held_out(trainer)
-    assert trainer.model is not None
-    weights, adapter = plain_weights(trainer.model)
-    write_model(Path(spec.out), weights, Path(spec.model), adapter)
-    tell(
-        progress,
-        "end",
-        loss=result.training_loss,
-        steps=result.global_step,
-        seconds=round(seconds, 3),
-        device=str(trainer.args.device),
-        loader="unsloth" if uses_unsloth(spec.unsloth) else "transformers",
-        **{f"held_out/{name}_before": value for name, value in before.items()},
-        **{f"held_out/{name}_after": value for name, value in after.items()},
-    )
+    figures = {f"held_out/{name}_before": value for name, value in before.items()}
+    figures |= {f"held_out/{name}_after": value for name, value in after.items()}
+    finish(spec, progress, trainer, result, seconds, **figures)
 
 
 def make_trainer(spec: DpoSpec, progress: TextIO, scratch: str) -> "DPOTrainer":

@@ -9,7 +9,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -94,21 +94,9 @@ def write_lines(file: Path, lines: Sequence[Mapping[str, Any]]) -> None:
 
 def specify(settings: SftSettings, examples: Path, model: Path, folder: Path, seed: int) -> Spec:
     """Make the child process's job."""
-    return Spec(
-        dataset=str(examples.absolute()),
-        model=str(model.absolute()),
-        out=str(folder.absolute()),
-        seed=seed,
-        epochs=settings.epochs,
-        batch_size=settings.batch_size,
-        micro_batch_size=settings.micro_batch_size,
-        lr=settings.lr,
-        warmup_ratio=settings.warmup_ratio,
-        max_length=settings.max_length,
-        lora_rank=settings.lora_rank,
-        lora_alpha=settings.lora_alpha,
-        unsloth=settings.unsloth,
-    )
+    paths = {"dataset": str(examples.absolute()), "model": str(model.absolute()), "out": str(folder.absolute())}
+    names = [field.name for field in fields(Spec) if field.name not in (*paths, "seed")]
+    return Spec(**paths, seed=seed, **{name: getattr(settings, name) for name in names})
 
 
 def fingerprint(spec: Spec, version: str) -> str:

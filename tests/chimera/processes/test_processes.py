@@ -15,7 +15,7 @@ from chimera.processes import children
 from chimera.processes.child_environment import child_environment
 from chimera.processes.children import Command, stop
 from training import interrupt
-from training.ppo import loop as ppo
+from training.ppo import learner as ppo
 from training.watch.wandb import sink as wandb_sink
 
 ROOT = Path(__file__).parents[3]

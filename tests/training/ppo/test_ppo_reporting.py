@@ -1,6 +1,6 @@
 """The line of an online step."""
 
-from training.ppo.reporting import step_line
+from training.ppo.steps import step_line
 
 
 def test_a_step_that_learned_says_how_many_optimiser_steps_it_made():

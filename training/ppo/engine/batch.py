@@ -87,11 +87,11 @@ class Batch:
         """
         import numpy as np
 
-        found: dict[tuple[int, ...], list[int]] = {}
+        by_prompt: dict[tuple[int, ...], list[int]] = {}
         for row, one in enumerate(self.samples):
-            found.setdefault(one.prompt_ids, []).append(row)
+            by_prompt.setdefault(one.prompt_ids, []).append(row)
         bundles: list[list[int]] = []
-        for rows in found.values():
+        for rows in by_prompt.values():
             most = max(1, budget // max(self.sizes[row] for row in rows))
             bundles += [part.tolist() for part in np.array_split(rows, math.ceil(len(rows) / most))]
         return bundles
@@ -100,11 +100,11 @@ class Batch:
         """(B, T) log-probabilities under the weights that sampled: those of `current` where a call has none."""
         import torch
 
-        found = current.clone()
+        values = current.clone()
         for row, one in enumerate(self.samples):
             if one.log_probs is not None:
-                found[row, : len(one.log_probs)] = torch.tensor(one.log_probs, dtype=found.dtype)
-        return found
+                values[row, : len(one.log_probs)] = torch.tensor(one.log_probs, dtype=values.dtype)
+        return values
 
     def share(self, bundles: Sequence[Sequence[int]], budget: int) -> Sequence[Sequence[int]]:
         """The rows that this process computes, for `packed`. All of them, where it is the only one.

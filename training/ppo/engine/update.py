@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from verl.workers.engine_workers import TrainingWorker
 
-__all__ = ["PpoEngine", "Sample"]
-
 STATE, RANDOM = "engine.json", "random"
 LOSS_COLUMNS = ("old_log_probs", "advantages", "ref_log_prob", WEIGHTS)
 

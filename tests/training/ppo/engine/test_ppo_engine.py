@@ -129,7 +129,8 @@ def test_a_new_process_goes_on_bit_for_bit_and_keeps_to_itself(engine, serving_m
 
         before = dict(os.environ), random.getstate(), logging.getLogger().handlers[:]
         from training.ppo.settings import PpoSettings
-        from training.ppo.engine.update import PpoEngine, Sample
+        from training.ppo.engine.batch import Sample
+        from training.ppo.engine.update import PpoEngine
 
         asked = json.load(sys.stdin)
         one = PpoEngine(Path(asked["model"]), PpoSettings(**asked["config"]), seed=0, total_steps=20)

@@ -4,7 +4,7 @@ import asyncio
 import threading
 
 from chimera.core.errors import RunError
-from training.ppo.background import Background
+from training.ppo.learner import Background
 
 
 async def test_jobs_run_in_turn_in_one_thread_and_their_errors_arrive():
