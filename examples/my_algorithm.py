@@ -5,6 +5,9 @@ pipeline:
   mine: {algorithm: "examples.my_algorithm:Mine", roles: juniors}
 """
 
+from typing import ClassVar
+
+from chimera.run.policies import Part
 from training.learning.base import Bench, Learned, PhasePlan
 from training.learning.examples import Render, Selected
 from training.learning.fine_tuning import SftSettings, check_batches
@@ -14,8 +17,8 @@ from training.learning.selection import candidates, select
 class Mine:
     """Supervised fine-tuning on the rollouts of each task that have its highest reward."""
 
-    Settings = SftSettings
-    part = "weights"
+    Settings: ClassVar[type[SftSettings]] = SftSettings
+    part: ClassVar[Part | None] = "weights"
 
     def check(self, plan: PhasePlan, settings: SftSettings, config: object, dataset: object) -> None:
         """Refuse, before anything starts, what cannot run."""

@@ -3,7 +3,7 @@
     <name>.json          numbers, texts and the structure; {"tensor": "3"} stands for a tensor
     <name>.safetensors   the tensors, by these names
 
-VeRL's own checkpoints are pickles, and reading a pickle runs the code that its writer put in.
+VeRL 0.9.1's own checkpoints are pickles, and reading a pickle runs the code that its writer put in.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Makes VeRL's configuration from our PPO settings, and checks the values that are passed through.
+"""Makes VeRL 0.9.1's configuration from our PPO settings, and checks the values that are passed through.
 
 `ppo.verl` holds further VeRL keys by part: actor, critic, engine, optim, model and algorithm. A key is accepted if it
 has an effect in one process with one device. A key that a `ppo` key sets is refused, so every value has one place.

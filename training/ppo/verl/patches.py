@@ -201,9 +201,9 @@ class CpuPlatform(PlatformBase):
 
 
 class TreeEngine(_AnyBase):
-    """VeRL's engine of a language model, in front of which it stands: shared beginnings are computed once.
+    """What stands in front of VeRL 0.9.1's engine of a language model, on the CPU.
 
-    And logits never all at a time, see `training.model`. VeRL 0.9.1 does so with other attention and on GPUs only. Log-
+    Shared beginnings of sequences are computed once, and logits never all at a time, see `training.model`. Log-
     probabilities and entropies are computed for response tokens only; for the others they are 0, and VeRL's losses
     leave them out. A micro-batch without shared beginnings and with few logits, or with another attention, is computed
     as by VeRL.

@@ -1,4 +1,4 @@
-"""Runs VeRL in this process: its import, a process group of one rank, and random states of an engine.
+"""Runs VeRL 0.9.1 in this process: its import, a process group of one rank, and random states of an engine.
 
 VeRL expects worker processes of its own. Here it runs inside the lab, beside an event loop and a server thread, so its
 side effects are contained: log handlers, environment variables and global random states are restored, its output goes
@@ -21,7 +21,7 @@ from training.scale.meeting import loopback
 
 Device = Literal["cpu", "cuda"]
 
-# Variables that VeRL's Worker expects from its launcher. With one rank nothing connects to the address.
+# Variables that VeRL 0.9.1's Worker expects from its launcher. With one rank nothing connects to the address.
 RANK_OF_ONE = {
     "WORLD_SIZE": "1",
     "RANK": "0",
