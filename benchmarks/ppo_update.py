@@ -6,7 +6,7 @@ Both start from the same weights and learn from the same calls, whose prompts ar
 log-probabilities before the update, GRPO advantages, the clipped objective, gradient clipping at 1, and AdamW in
 float32, on one torch thread. Both pack as many equal micro-batches as the token budget needs and attend per sequence by
 the same function. With --answers 8, each prompt has so many calls, and only VeRL's engine computes their shared
-beginnings once (`training.engines.prefix_tree`). They take turns, so that what else the machine does falls on both;
+beginnings once (`training.model.prefix_tree`). They take turns, so that what else the machine does falls on both;
 medians are printed, and CPU seconds hold when the machine is busy. At the end their weights are compared: the table
 would mean nothing if they had not computed the same.
 """
@@ -27,8 +27,9 @@ from rich.table import Table
 
 from chimera.data.generated.tasks import generate
 from chimera.serving.embedded.checkpoint import locate
-from training.algorithms.ppo.settings import PpoSettings
-from training.engines.local import PpoEngine, Sample
+from training.ppo.engine.batch import Sample
+from training.ppo.engine.update import PpoEngine
+from training.ppo.settings import PpoSettings
 
 PARTS = ("log-probs", "training", "whole", "whole, CPU")
 PEERS, PROMPT_TOKENS, RESPONSE_TOKENS = 4, (250, 550), (40, 160)
@@ -139,7 +140,7 @@ class Bare:
         import torch
         from transformers import AutoModelForCausalLM
 
-        from training.engines import varlen_attention
+        from training.model import varlen_attention
 
         self._torch, self._config = torch, config
         self.model: Any = AutoModelForCausalLM.from_pretrained(

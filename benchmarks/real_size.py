@@ -350,8 +350,8 @@ def sft_lora(folder: Path, load: Load) -> dict[str, Any]:
 
 
 def _sft(folder: Path, load: Load, rank: int) -> dict[str, Any]:
-    from training.algorithms.sft.child import Spec
-    from training.algorithms.sft.process import SftProcess
+    from training.tune.child import Spec
+    from training.tune.process import TuningProcess
 
     tokens = list(range(300, 812))
     rows = folder.parent / "rows.jsonl"
@@ -367,7 +367,7 @@ def _sft(folder: Path, load: Load, rank: int) -> dict[str, Any]:
     )  # fmt: skip
 
     async def train() -> list[dict[str, Any]]:
-        async with SftProcess(folder.parent / "sft.log", "never") as process:
+        async with TuningProcess(folder.parent / "sft.log", "never") as process:
             return [report async for report in process.train(spec)]
 
     reports = asyncio.run(train())
@@ -387,9 +387,9 @@ def ppo_lora(folder: Path, load: Load) -> dict[str, Any]:
 def _ppo(folder: Path, load: Load, rank: int) -> dict[str, Any]:
     import torch
 
-    from training.algorithms.ppo.batch import Sample
-    from training.algorithms.ppo.settings import PpoSettings
-    from training.engines.local import PpoEngine
+    from training.ppo.engine.batch import Sample
+    from training.ppo.engine.update import PpoEngine
+    from training.ppo.settings import PpoSettings
 
     settings = PpoSettings(lora_rank=rank, ppo_mini_batch_size=load.calls, ppo_max_token_len_per_gpu=512)
     samples = [

@@ -153,7 +153,7 @@ def _show(console: "Console", run: "Run", record: "RolloutRecord", arguments: ar
         pieces, missing = learned_texts(run, made)
     gradients: Mapping[str, str] = {}
     if arguments.gradient:
-        from training.learning.gradient_lines import gradient_lines
+        from training.ppo.gradients import gradient_lines
 
         gradients = gradient_lines(run, made, pieces)
     if arguments.html is not None:

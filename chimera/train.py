@@ -70,9 +70,8 @@ def main(argv: list[str]) -> int | None:
     from evaluation.measures.families import check as check_families
     from evaluation.records.plan import check_ids
     from training.gate import check as check_gate
-    from training.plans import check_rollouts, choose_names, make_phases
+    from training.plans import check_rollouts, choose_names, expected_costs, make_phases
     from training.session import train
-    from training.watch.forecast import expected_costs
 
     gc.enable()
     if arguments.resume:

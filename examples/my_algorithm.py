@@ -5,35 +5,36 @@ pipeline:
   mine: {algorithm: "examples.my_algorithm:Mine", roles: juniors}
 """
 
-import asyncio
 from typing import ClassVar
 
-from training.algorithms.sft.phase import Sft, fine_tune, read_candidates
-from training.algorithms.sft.render import Renderer
-from training.algorithms.sft.select import Selected, select
-from training.algorithms.sft.settings import SftSettings
+from chimera.run.policies import Part
 from training.learning.base import Bench, Learned, PhasePlan
+from training.learning.examples import Render, Selected
+from training.learning.fine_tuning import SftSettings, check_batches
+from training.learning.selection import candidates, select
 
 
-class Mine(Sft):
+class Mine:
     """Supervised fine-tuning on the rollouts of each task that have its highest reward."""
 
     Settings: ClassVar[type[SftSettings]] = SftSettings
+    part: ClassVar[Part | None] = "weights"
+
+    def check(self, plan: PhasePlan, settings: SftSettings, config: object, dataset: object) -> None:
+        """Refuse, before anything starts, what cannot run."""
+        check_batches(plan, settings)
 
     async def learn(self, plan: PhasePlan, settings: SftSettings, bench: Bench) -> Learned:
         """Select, train, and leave the new weights to the gate."""
 
-        async def chosen() -> Selected:
-            found = [one for episode in await bench.episodes() for one in read_candidates(episode, plan.roles)]
-            live = bench.versions[plan.slot]
-            own = [one for one in found if one.conversation.weights_version == live]
+        async def choose(render: Render) -> Selected:
+            found = [one for episode in await bench.episodes() for one in candidates(episode, plan.roles)]
+            own = [one for one in found if one.conversation.weights_version == bench.versions[plan.slot]]
             highest: dict[str, float] = {}
             for one in own:
-                task = one.record.task_id
-                highest[task] = max(one.reward, highest.get(task, one.reward))
+                highest[one.record.task_id] = max(one.reward, highest.get(one.record.task_id, one.reward))
             best = [one for one in own if one.reward == highest[one.record.task_id]]
             bench.view.note(f"{plan.name}: {len(best)} of {len(own)}; {len(found) - len(own)} are by other weights")
-            render = Renderer(bench.weights(plan.slot), bench.config.society.max_tool_calls).rows
-            return await asyncio.to_thread(select, best, render, settings, plan.name)
+            return select(best, render, settings, plan.name)
 
-        return await fine_tune(plan, settings, bench, chosen)
+        return await bench.fine_tune(plan, settings, choose)

@@ -13,6 +13,7 @@ from agents.visit.record import ModelCall, dump
 from chimera.run.directory import Run
 from chimera.serving.embedded.checkpoint import NANO
 from evaluation.traces import spans
+from training.tune.render import Renderer
 
 REFINER = "HypothesisRefiner"
 READ = "The rate of falls was lower in the treated group (p=0.01)."
@@ -78,3 +79,8 @@ class Answers(FakeBench):
             [answer(claim=claim), answer(claim=claim), answer(quote=MISREAD), answer("no", claim=claim)]
         )
         return replace(said(call, text), weights_version=self.versions["refiner"])
+
+
+def render_of(bench):
+    """What renders conversations for the refiner's weights."""
+    return Renderer(bench.weights("refiner"), bench.config.society.max_tool_calls).rows

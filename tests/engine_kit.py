@@ -3,8 +3,8 @@
 import numpy as np
 
 from chimera.serving.embedded.checkpoint import load_checkpoint
-from training.algorithms.ppo.batch import Sample
-from training.engines.verl_runtime import no_progress_bars
+from training.ppo.engine.batch import Sample
+from training.ppo.verl.runtime import no_progress_bars
 
 
 def some_samples(seed, count=12, peers=3):

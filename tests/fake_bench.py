@@ -11,10 +11,11 @@ from dataclasses import replace
 from chimera.config.sections.rollouts import RewardConfig
 from chimera.config.tree import Config
 from evaluation.records.rollouts import RolloutRecord
-from training.bench.candidates import phase_of
+from training.lab.candidates import phase_of
 from training.lab.records import identity
 from training.learning.adapter import HierarchicalTraceAdapter
 from training.learning.episodes import Episode
+from training.tune.fine_tune import fine_tune
 
 ADAPTER = HierarchicalTraceAdapter(RewardConfig())
 
@@ -161,6 +162,9 @@ class FakeBench:
         self.versions = {**self.versions, policy.slot: policy.version}
         if policy.part == "weights":
             self._weights[policy.target] = folder
+
+    async def fine_tune(self, plan, settings, choose, **options):
+        return await fine_tune(self, plan, settings, choose, **options)
 
     def spent(self):
         answers = sum(map(len, self.branches.values()))

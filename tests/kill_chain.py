@@ -22,7 +22,7 @@ from chimera.run.hashes import hash_artifact
 from chimera.run.jsonl import read_lines
 
 Count = Callable[[Path], int]
-VICTIMS = {"server": "chimera.serving", "child": "training.algorithms.sft.child"}
+VICTIMS = {"server": "chimera.serving", "child": "training.tune.child"}
 """The module that a process runs, by its name in a chain; the main process is "main"."""
 LOOK_S = 0.02
 GONE_S = 3.0

@@ -10,14 +10,14 @@ from chimera.config.pipeline import PhaseSettings
 from chimera.config.tree import Config
 from chimera.core.errors import ConfigError, suggestion
 from chimera.core.imports import load_named
-from training.algorithms.bandit.phase import Bandit
-from training.algorithms.distil.phase import Distil
-from training.algorithms.dpo.phase import Dpo
+from training.algorithms.bandit import Bandit
+from training.algorithms.distil import Distil
+from training.algorithms.dpo import Dpo
 from training.algorithms.gather import Gather
-from training.algorithms.ppo.phase import Ppo
 from training.algorithms.rejection import Rejection
-from training.algorithms.sft.phase import Sft
-from training.algorithms.star.phase import Star
+from training.algorithms.sft import Sft
+from training.algorithms.star import Star
+from training.ppo.phase import Ppo
 
 ALGORITHMS: Mapping[str, type[Any]] = {
     "gather": Gather,

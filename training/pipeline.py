@@ -1,6 +1,7 @@
 """The run as an Agent Lightning algorithm: runs its phases in order with one lab."""
 
 import asyncio
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,10 +16,8 @@ from chimera.run.seals import seal
 from training.bench.lab_bench import LabBench
 from training.gate import Gate
 from training.lab.lab import Lab
-from training.laps import Laps
 from training.learning.base import Learned
-from training.plans import Phase
-from training.watch.forecast import expected_costs
+from training.plans import Phase, expected_costs
 
 LEDGER_PHASE = "ledger"
 """The phase name of the run's last line in metrics.jsonl: times, and the ledger's last hash, which W&B publishes."""
@@ -110,3 +109,36 @@ class Pipeline(agl.Algorithm):
         self._lab.metrics.log(phase.name, None, result.figures)
         if result.policy is not None and kept:
             self._lab.metrics.artifact(result.policy)
+
+
+class Laps:
+    """Wall time of a process's stages, from its start on.
+
+    Args:
+        started: When the process was started, in seconds since 1970.
+    """
+
+    def __init__(self, started: float) -> None:
+        self._last = started
+        self._seconds: dict[str, float] = {}
+
+    def lap(self, stage: str) -> None:
+        """All time since the last lap was spent on `stage`."""
+        now = time.time()
+        self._seconds[stage] = self._seconds.get(stage, 0.0) + now - self._last
+        self._last = now
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds of each stage, in the order of their first laps."""
+        return dict(self._seconds)
+
+    def words(self) -> str:
+        """All stages that took a second or more, with their share of the whole, and the sum."""
+        whole = sum(self._seconds.values())
+        parts = (
+            f"{stage} {seconds:.0f} s ({seconds / whole:.0%})"
+            for stage, seconds in self._seconds.items()
+            if seconds >= 1
+        )
+        return f"time: {', '.join(parts)}; {whole:.0f} s altogether"

@@ -24,16 +24,16 @@ from chimera.serving.embedded.checkpoint import BYTES, locate
 from chimera.serving.embedded.shapes import FAMILIES, expected_tensors, read_shape
 from chimera.serving.vllm.adapters import BESIDE
 from chimera.serving.vllm.sharing import share
-from training.algorithms.ppo.settings import PpoSettings
-from training.algorithms.sft.settings import TuneSettings
-from training.engines.chunked_head import LOGITS
+from training.learning.fine_tuning import TuneSettings
+from training.model.chunked_head import LOGITS
+from training.ppo.settings import PpoSettings
 
 GB, MB = 2**30, 2**20
 FLOAT32 = 4
 ADAM = 2
 """Numbers that AdamW keeps of each trained parameter: two moments (Kingma and Ba 2015)."""
 LARGE_MODEL = 500_000_000
-"""From so many parameters on, fine-tuning recomputes activations (`training.algorithms.sft.child`)."""
+"""From so many parameters on, fine-tuning recomputes activations (`training.tune.child`)."""
 LAB, RANK, TUNER, SERVER, VLLM = (size * MB for size in (450, 750, 900, 320, 1200))
 """Processes without a model, of vLLM 0.32 its two."""
 KNOWN: Mapping[str, Mapping[str, Any]] = {

@@ -11,8 +11,18 @@ from chimera.config.roles import expand
 from chimera.config.tree import Config
 from chimera.core.errors import ConfigError
 from chimera.data.tasks import Dataset
+from evaluation.records.study import BASE, GATE
 from training.configuration import find_algorithm
 from training.learning.base import Algorithm, PhasePlan
+
+ANSWER = 0.1
+"""Cost of one more answer to a recorded prompt, with what is learned from it."""
+EXAMPLE = 0.16
+"""Cost of one conversation in one epoch of fine-tuning."""
+START = 15.0
+"""Cost of loading what trains."""
+UNKNOWN = 100.0
+"""Cost of a phase of which nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,3 +193,36 @@ def _shared(first: PhasePlan, second: PhasePlan) -> str:
         f"of them a slot of its own (models.NAME.like={first.slot} and roles.ROLE.model=NAME), or set "
         f"pipeline.{second.name}.shared=true if it is meant"
     )
+
+
+def expected_costs(phases: Sequence[Phase], config: Config) -> dict[str, float]:
+    """The expected cost of each part of a run, in order: phases, and before and after what learns the gate's."""
+    costs: dict[str, float] = {}
+    gathered = sum(_cost(phase.settings.model_dump(), 0, 0) for phase in phases if not phase.learns)
+    for phase in phases:
+        if phase.learns and config.gate.enabled:
+            costs.setdefault(f"{GATE}-{BASE}", config.gate.tasks)
+        costs[phase.name] = _cost(phase.settings.model_dump(), len(phase.plan.roles), gathered)
+        if phase.learns and config.gate.enabled:
+            costs[f"{GATE}-{phase.name}"] = config.gate.tasks
+    return costs
+
+
+def _cost(settings: Mapping[str, object], roles: int, gathered: float) -> float:
+    """The cost of a phase, from the settings that algorithms have in common."""
+
+    def number(name: str, otherwise: float = 1.0) -> float:
+        value = settings.get(name)
+        return float(value) if isinstance(value, int | float) and value else otherwise
+
+    if "steps" in settings and settings.get("states"):
+        return START + ANSWER * number("steps") * number("states") * number("n")
+    if "steps" in settings and "tasks_per_step" in settings:
+        return START + number("steps") * number("tasks_per_step") * number("n")
+    if "epochs" in settings:
+        prompts = (number("tasks", gathered)) * max(1, roles)
+        drawn = ANSWER * number("answers", 0.0) if "answers" in settings else 0.0
+        return START + prompts * (drawn + EXAMPLE * number("epochs"))
+    if "tasks" in settings:
+        return number("tasks", 0.0) * number("rounds") * number("repeats")
+    return UNKNOWN

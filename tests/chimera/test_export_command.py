@@ -18,7 +18,7 @@ from chimera.run.seals import seal
 from chimera.serving.embedded.protocol import parse_request
 from chimera.serving.embedded.service import Service
 from training.configuration import load_config
-from training.learning.weights import copy_model
+from training.model.weights import copy_model
 
 MESSAGES = [{"role": "user", "content": "the rate was lower, was it?"}]
 FIGURES = {

@@ -30,7 +30,7 @@ from chimera.serving.embedded.completion import TextSide
 from chimera.serving.embedded.protocol import BadRequest, ChatMessage
 from evaluation.conduct.kept import Kept
 from evaluation.view.app import make_app
-from training.algorithms.bandit.settings import BanditSettings
+from training.algorithms.bandit_settings import BanditSettings
 from training.configuration import load_config
 
 MODULE = "runs.evil.payload"

@@ -2,7 +2,7 @@
 
 import time
 
-from training.laps import Laps
+from training.pipeline import Laps
 
 
 def test_all_seconds_since_the_start_belong_to_a_stage():

@@ -17,9 +17,9 @@ from chimera.config.sections.models import ModelConfig
 from chimera.core.errors import ConfigError
 from chimera.plan import main
 from chimera.serving.embedded.checkpoint import NANO, load_checkpoint
-from training.algorithms.ppo.settings import PpoSettings
 from training.configuration import load_config
 from training.planning import RANK, Architecture, Machine, checkpoint_bytes, plan_run
+from training.ppo.settings import PpoSettings
 
 GB = 2**30
 ROOT = Path(__file__).parents[2]
@@ -55,11 +55,12 @@ MEASURE = """
     sizes = dict(vocab_size=4000, hidden_size=384, intermediate_size=1024, num_hidden_layers=5, num_attention_heads=6,
                  num_key_value_heads=2, tie_word_embeddings=True)
     AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen2", **sizes)).save_pretrained(folder / "model")
-    from training.algorithms.ppo.settings import PpoSettings
-    from training.engines.local import PpoEngine, Sample
-    from training.engines.verl_runtime import load_verl
+    from training.ppo.settings import PpoSettings
+    from training.ppo.engine.batch import Sample
+    from training.ppo.engine.update import PpoEngine
+    from training.ppo.verl.runtime import load_verl
     load_verl("cpu")
-    import training.engines.verl_tree, verl.workers.engine_workers, verl.workers.utils.losses
+    import training.ppo.verl.patches, verl.workers.engine_workers, verl.workers.utils.losses
     before = psutil.Process().memory_info().rss
     engine = PpoEngine(folder / "model", PpoSettings(**settings), seed=0, total_steps=3, device="cpu")
     ids = lambda number, length: tuple(np.random.default_rng(number).integers(0, 4000, length).tolist())

@@ -11,7 +11,7 @@ from chimera.data.tasks import Dataset
 from chimera.run.policies import Part
 from evaluation.records.rollouts import RolloutInput
 from training.learning.base import Bench, Learned, PhasePlan
-from training.learning.rounds import all_of, draw_inputs
+from training.learning.states import all_of, draw_inputs
 from training.summary import summarize
 
 

@@ -7,7 +7,8 @@ reward, fine-tuning on all different right answers taught the bundled model noth
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from functools import partial
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -20,16 +21,13 @@ from chimera.core.quotes import missing_quotes
 from chimera.core.types import Label
 from chimera.data.tasks import Dataset
 from chimera.run.policies import Part
-from training.algorithms.sft.phase import Sft, fine_tune
-from training.algorithms.sft.settings import TuneSettings
-from training.credit.values import Values, how_valued
 from training.learning.base import Bench, Learned, PhasePlan
+from training.learning.examples import Examples, Render, Selected, check_enough
 from training.learning.experience import Call
+from training.learning.fine_tuning import TuneSettings, check_batches
 from training.learning.groups import BranchSettings, Valued, group_figures, grow
 from training.learning.states import check_tasks, collect_states
-
-if TYPE_CHECKING:
-    from training.algorithms.sft.select import Selected
+from training.learning.values import Values, how_valued
 
 
 class RejectionSettings(TuneSettings, BranchSettings):
@@ -54,7 +52,7 @@ class Rejection:
     part: ClassVar[Part | None] = "weights"
 
     def check(self, plan: PhasePlan, settings: RejectionSettings, config: Config, dataset: Dataset) -> None:
-        Sft().check(plan, settings, config, dataset)
+        check_batches(plan, settings)
         needed = {"both": ("stance", "quotes"), "label": ("stance",), "quotes": ("quotes",)}.get(settings.right, ())
         for role in plan.roles:
             lacking = [name for name in needed if getattr(ROLES[role].schema, name) is getattr(Answer, name)]
@@ -68,23 +66,16 @@ class Rejection:
         check_tasks(plan, settings.tasks, dataset, config.seed)
 
     async def learn(self, plan: PhasePlan, settings: RejectionSettings, bench: Bench) -> Learned:
-        async def chosen() -> "Selected":
-            return await draw(plan, settings, bench)
-
-        return await fine_tune(plan, settings, bench, chosen)
+        return await bench.fine_tune(plan, settings, partial(draw, plan, settings, bench))
 
 
-async def draw(plan: PhasePlan, settings: RejectionSettings, bench: Bench) -> "Selected":
+async def draw(plan: PhasePlan, settings: RejectionSettings, bench: Bench, render: Render) -> Selected:
     """Different right answers to recorded prompts, at most `keep` to each.
 
     Raises:
         RunError: Fewer than `min_examples` are left.
     """
-    from training.algorithms.sft.collect import Examples, check_enough
-    from training.algorithms.sft.render import Renderer
-
     version = bench.versions[plan.slot]
-    render = Renderer(bench.weights(plan.slot), bench.config.society.max_tool_calls).rows
     states = await collect_states(plan, settings.tasks, bench)
     values = Values(settings.reward, how_valued(plan, settings.reward, settings.value, bench.config), bench)
     groups = await grow(bench, values, states, settings.answers, seed=bench.config.seed, version=version)

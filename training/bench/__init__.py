@@ -1,5 +1,5 @@
 """The lab as an algorithm sees it: `training.learning.base.Bench` over a run's lab. Read `lab_bench` first.
 
-`branches` asks one recorded prompt again, `replays` goes on from a recorded rollout, `candidates` serves policies
-beside what is live, and `side_calls` records model calls that belong to no rollout.
+`branches` asks one recorded prompt again, `replays` goes on from a recorded rollout, and `side_calls` records model
+calls that belong to no rollout.
 """

@@ -1,7 +1,7 @@
 """The lab as one phase sees it: `training.learning.base.Bench` over a run's lab."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cached_property
 from pathlib import Path
@@ -15,8 +15,12 @@ from evaluation.records.rollouts import RolloutInput
 from training.bench import branches
 from training.bench.replays import Replays
 from training.bench.side_calls import SideCalls
+from training.learning.base import Learned, PhasePlan
 from training.learning.episodes import Episode
+from training.learning.examples import FirstWeights, Render, TrainingData
 from training.learning.experience import Call
+from training.learning.fine_tuning import TuneSettings
+from training.tune.fine_tune import fine_tune
 
 if TYPE_CHECKING:
     from training.lab.lab import Lab
@@ -107,6 +111,18 @@ class LabBench:
             )
         made = await self._side.make("ask", slot, self.versions[slot], messages, **options)
         return read_completions(made.response, f"model {slot!r}")[0]
+
+    async def fine_tune(
+        self,
+        plan: PhasePlan,
+        settings: TuneSettings,
+        choose: Callable[[Render], Awaitable[TrainingData]],
+        *,
+        name: str | None = None,
+        start: FirstWeights | None = None,
+        beta: float | None = None,
+    ) -> Learned:
+        return await fine_tune(self, plan, settings, choose, name=name, start=start, beta=beta)
 
     def spent(self) -> Mapping[str, float]:
         return {**self._side.spent(), **self._replays.spent()}

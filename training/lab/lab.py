@@ -31,8 +31,8 @@ from evaluation.rollout.make import Start
 from evaluation.rollout.silent_tools import Watch
 from evaluation.rollout.worker import Job, SocietyWorker, Worker
 from evaluation.traces.spans import Span
-from training.bench.candidates import Beside, ServedCandidates, phase_of
 from training.lab.agent import LightningWorker, open_store
+from training.lab.candidates import Beside, ServedCandidates, phase_of
 from training.lab.records import Records, identity
 from training.learning.episodes import Episode
 from training.watch.metrics import Metrics

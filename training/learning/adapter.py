@@ -25,8 +25,8 @@ from chimera.core.errors import RunError
 from chimera.serving.client import Completion
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.scores.rewards import COUNTED_CALLS, call_reward
+from evaluation.traces.calls import TracedCall, last_outcome, model_calls, visits
 from evaluation.traces.spans import SpanLike
-from training.learning import traces
 from training.learning.experience import Call, Conversation
 
 _Visit = tuple[str, int]
@@ -63,13 +63,13 @@ class HierarchicalTraceAdapter(agl.TraceAdapter[list[agl.Triplet]]):
 
         The last attempt of a visit counts. A visit whose answer is not in the trace is left out.
         """
-        reported = traces.last_outcome(spans)
+        reported = last_outcome(spans)
         if reported is None:
             return []
         attempt_id, outcome = reported
         records, _ = _records(outcome)
-        tries: dict[_Visit, list[traces.TracedCall]] = {}
-        for call in traces.model_calls(spans, roles=roles, attempt_id=attempt_id):
+        tries: dict[_Visit, list[TracedCall]] = {}
+        for call in model_calls(spans, roles=roles, attempt_id=attempt_id):
             current = tries.setdefault((call.role, call.visit), [])
             if current and current[0].attempt < call.attempt:
                 current.clear()
@@ -90,13 +90,13 @@ class HierarchicalTraceAdapter(agl.TraceAdapter[list[agl.Triplet]]):
         Raises:
             RunError: A call has no token ids, or its exchange is not in the trace.
         """
-        reported = traces.last_outcome(spans)
+        reported = last_outcome(spans)
         if reported is None:
             return []
         attempt_id, outcome = reported
         records, uses = _records(outcome)
         last_try: dict[_Visit, int] = {}
-        for span, _ in traces.visits(spans):
+        for span, _ in visits(spans):
             if span.attempt_id == attempt_id:
                 visit = str(span.attributes["role"]), _number(span, "visit")
                 last_try[visit] = max(last_try.get(visit, 0), _number(span, "attempt"))
@@ -185,18 +185,18 @@ def _number(span: SpanLike, name: str) -> int:
 
 def _last_attempt(spans: Sequence[SpanLike]) -> str | None:
     """The last attempt with an outcome. In a trace without outcomes, such as another program's: the last attempt."""
-    reported = traces.last_outcome(spans)
+    reported = last_outcome(spans)
     if reported is not None:
         return reported[0]
     last = max(spans, key=lambda span: span.sequence_id, default=None)
     return None if last is None else last.attempt_id
 
 
-def _token_calls(spans: Sequence[SpanLike], roles: Collection[str], attempt_id: str) -> list[traces.TracedCall]:
+def _token_calls(spans: Sequence[SpanLike], roles: Collection[str], attempt_id: str) -> list[TracedCall]:
     """All calls of `roles` in one attempt. Each must have token ids."""
-    calls = traces.model_calls(spans, roles=roles, attempt_id=attempt_id)
+    calls = model_calls(spans, roles=roles, attempt_id=attempt_id)
     traced = {call.response_id for call in calls}
-    for span, responses in traces.visits(spans):
+    for span, responses in visits(spans):
         if span.attempt_id == attempt_id and span.attributes["role"] in roles:
             for response in responses:
                 if response not in traced:
@@ -217,7 +217,7 @@ def _token_calls(spans: Sequence[SpanLike], roles: Collection[str], attempt_id: 
 
 
 def _reward_per_call(
-    calls: Sequence[traces.TracedCall], spans: Sequence[agl.Span], attempt_id: str | None
+    calls: Sequence[TracedCall], spans: Sequence[agl.Span], attempt_id: str | None
 ) -> dict[str, float]:
     """Reward by call: each reward in turn belongs to the last call before it without one, by the store's numbering."""
     emitted = [
@@ -240,12 +240,12 @@ def _reward_per_call(
     return given
 
 
-def _triplet(call: traces.TracedCall, reward: float | None) -> agl.Triplet:
-    answer = traces.without_nothing({**call.choice["message"], "finish_reason": call.choice.get("finish_reason")})
+def _triplet(call: TracedCall, reward: float | None) -> agl.Triplet:
+    answer = without_nothing({**call.choice["message"], "finish_reason": call.choice.get("finish_reason")})
     return agl.Triplet(
         prompt={
             "token_ids": call.prompt_ids,
-            "raw_content": [traces.without_nothing(message) for message in call.messages],
+            "raw_content": [without_nothing(message) for message in call.messages],
             "image_urls": [],
         },
         response={"token_ids": call.response_ids, "raw_content": [answer]},
@@ -259,7 +259,7 @@ def _triplet(call: traces.TracedCall, reward: float | None) -> agl.Triplet:
     )
 
 
-def _conversation(calls: Sequence[traces.TracedCall], record: ModelCall) -> Conversation:
+def _conversation(calls: Sequence[TracedCall], record: ModelCall) -> Conversation:
     """The conversation that ended with the last of `calls`, whose answer was readable according to `record`."""
     last = calls[-1]
     content = last.choice["message"].get("content") or ""
@@ -286,3 +286,11 @@ def _handed(messages: Sequence[dict[str, Any]]) -> str | None:
     except (ValueError, AttributeError):
         return None
     return hypothesis.get("answer")
+
+
+def without_nothing(value: Any) -> Any:
+    """`value` without None, empty lists and empty objects, which span attributes cannot hold."""
+    if isinstance(value, dict):
+        kept = {key: without_nothing(item) for key, item in value.items()}
+        return {key: item for key, item in kept.items() if item not in (None, [], {})}
+    return [without_nothing(item) for item in value] if isinstance(value, list) else value

@@ -4,7 +4,7 @@ A phase of a run is one entry of `pipeline`: an algorithm, the roles that it tra
 `Bench` and returns what it `Learned`. Whether that goes live is the gate's business (`training.gate`).
 """
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from chimera.serving.client import Completion
     from evaluation.records.rollouts import RolloutInput
     from training.learning.episodes import Episode
+    from training.learning.examples import FirstWeights, Render, TrainingData
     from training.learning.experience import Call
+    from training.learning.fine_tuning import TuneSettings
     from training.watch.metrics import Metrics
     from training.watch.view import View
 
@@ -181,6 +183,32 @@ class Bench(Protocol):
         Raises:
             RunError: The slot is not served.
             ModelError: The model's server failed.
+        """
+        ...
+
+    async def fine_tune(
+        self,
+        plan: PhasePlan,
+        settings: "TuneSettings",
+        choose: "Callable[[Render], Awaitable[TrainingData]]",
+        *,
+        name: str | None = None,
+        start: "FirstWeights | None" = None,
+        beta: float | None = None,
+    ) -> Learned:
+        """Fine-tune weights of the phase's slot in a process of its own, on what `choose` gives.
+
+        The process starts while `choose` works. A model that was finished from the same data before is kept.
+
+        Args:
+            choose: Is given what renders a conversation for the slot's model; see `training.learning.examples`.
+            name: Of the policy, the log and the metrics, such as "star-2"; the phase's name if it is None.
+            start: The weights to start from; the live ones if it is None.
+            beta: None to imitate; a number to prefer one answer of each pair to the other (DPO), which is the weight of
+                the distance from the first weights. A line then has `prompt_ids`, `chosen_ids` and `rejected_ids`.
+
+        Raises:
+            RunError: `choose` raised it, or the process ended early.
         """
         ...
 

@@ -10,10 +10,10 @@ from typing import Literal
 from pydantic import Field
 
 from chimera.config.pipeline import PhaseSettings
-from training.credit.values import Values, Worth
 from training.learning.base import Bench
 from training.learning.experience import Call
 from training.learning.states import State
+from training.learning.values import Values, Worth
 
 
 class BranchSettings(PhaseSettings):

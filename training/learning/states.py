@@ -1,14 +1,19 @@
-"""States to learn from: recorded prompts of roles, to which `Bench.branch` gives further answers."""
+"""States to learn from: recorded prompts of roles, to which `Bench.branch` gives further answers.
+
+And the rollouts in which they are recorded, where a phase makes them itself.
+"""
 
 import asyncio
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from chimera.core.errors import ConfigError, RunError
 from chimera.data.tasks import Dataset
+from evaluation.records.rollouts import RolloutInput
 from training.learning.base import Bench, PhasePlan
 from training.learning.episodes import Episode
 from training.learning.experience import Call, Conversation
-from training.learning.rounds import all_of, draw_inputs
 
 Key = tuple[str, str, str, int]
 """Role, phase, task and repeat: equal in runs with equal seeds, where ids differ."""
@@ -36,6 +41,36 @@ class State:
     def name(self) -> str:
         """The key as one word, for groups and files."""
         return "/".join(map(str, self.key))
+
+
+async def all_of(bench: Bench, title: str, inputs: Sequence[RolloutInput]) -> list[Episode]:
+    """Run the society on `inputs`, shown as `title` in the live view. Returns the episodes in the order of their ends.
+
+    Raises:
+        RunError: No rollout succeeded.
+    """
+    found: list[Episode] = []
+    with bench.view.phase(title, len(inputs), bench.versions):
+        async for episode in bench.rollouts(inputs):
+            found.append(episode.on_disk())
+            bench.view.add(episode.record)
+    if all(episode.record.status == "failed" for episode in found):
+        raise RunError(f"all {len(found)} rollouts failed; the first: {found[0].record.error}")
+    return found
+
+
+def draw_inputs(phase: str, tasks: int, dataset: Dataset, seed: int, repeats: int = 1) -> list[RolloutInput]:
+    """Rollouts of `tasks` training tasks, one round of all tasks after another.
+
+    Tasks are drawn without replacement. Equal seeds draw equal tasks.
+
+    Raises:
+        ConfigError: There are too few training tasks.
+    """
+    if tasks > len(dataset.train):
+        raise ConfigError(f"{phase}.tasks={tasks}, but there are {len(dataset.train)} training tasks: ask for fewer")
+    drawn = random.Random(f"{seed}/{phase}").sample(dataset.train, tasks)
+    return [RolloutInput.of(task, phase, repeat, seed) for repeat in range(repeats) for task in drawn]
 
 
 def check_tasks(plan: PhasePlan, tasks: int, dataset: Dataset, seed: int) -> None:

@@ -1,1 +1,1 @@
-"""Several processes, here or on the nodes of a Ray cluster: `ranks` share an update, `actors` make rollouts."""
+"""A Ray cluster: membership of it, and rollouts in its actors."""

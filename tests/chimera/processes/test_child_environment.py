@@ -65,7 +65,8 @@ from chimera.config.sections.models import ModelConfig, SLOTS, ServingConfig
 from chimera.config.tree import Config
 from chimera.run.directory import Run
 from chimera.serving.process import serve
-from training.algorithms.sft.process import SftProcess
+from training.tune.process import TuningProcess
+from training.watch.wandb.sink import open_sinks
 from training.watch.wandb.mirror import wandb_mirror
 
 folder = Path(sys.argv[1])
@@ -79,7 +80,7 @@ def note(name, pid):
 
 
 async def fine_tuning():
-    async with SftProcess(folder / "sft.log", "never") as process:
+    async with TuningProcess(folder / "sft.log", "never") as process:
         note("fine-tuning", process.pid)
 
 

@@ -15,7 +15,7 @@ from chimera.processes import children
 from chimera.processes.child_environment import child_environment
 from chimera.processes.children import Command, stop
 from training import interrupt
-from training.algorithms.ppo import loop as ppo
+from training.ppo import learner as ppo
 from training.watch.wandb import mirror as wandb_mirror
 
 ROOT = Path(__file__).parents[3]
@@ -51,7 +51,7 @@ def stuck_library(folder: Path, name: str) -> Path:
     ("library", "command"),
     [
         ("pydantic", ["chimera.serving.embedded.__main__", "--fd", "FD"]),
-        ("torch", ["training.algorithms.sft.child", "--unsloth", "never"]),
+        ("torch", ["training.tune.child", "--unsloth", "never"]),
         ("yaml", ["chimera.train"]),
     ],
 )

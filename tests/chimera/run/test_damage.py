@@ -29,7 +29,7 @@ from evaluation.records.rollouts import RolloutRecord
 from evaluation.traces import spans
 from evaluation.traces.token_records import read_tokens
 from training.configuration import load_config
-from training.learning.weights import whole_folder, write_tensors
+from training.model.weights import whole_folder, write_tensors
 
 DEEP = "[" * 100_000
 ROOT = Path(__file__).parents[3]
@@ -173,8 +173,8 @@ def test_an_event_without_a_policy_is_an_error(policy):
 def test_deep_json_is_one_sentence_in_whatever_file(run, tmp_path):
     from agents.policies.bandit import load_policy
     from evaluation.verify.check import read_report
-    from training.algorithms.ppo.checkpoints import Checkpoints
     from training.learning.base import PhasePlan
+    from training.ppo.checkpoints import Checkpoints
 
     plain, zipped = tmp_path / "deep.json", tmp_path / "deep.jsonl.gz"
     plain.write_text(DEEP)

@@ -16,10 +16,10 @@ from message_kit import refused
 from agents.policies.bandit import load_policy
 from chimera.core.errors import ChimeraError
 from chimera.serving.embedded.checkpoint import load_checkpoint
-from training.algorithms.ppo.settings import PpoSettings
-from training.algorithms.sft.child import Spec, load_model
-from training.engines.local import PpoEngine
-from training.engines.state import read_state, write_state
+from training.ppo.engine.state import read_state, write_state
+from training.ppo.engine.update import PpoEngine
+from training.ppo.settings import PpoSettings
+from training.tune.child import Spec, load_model
 
 
 class Planted:
@@ -224,7 +224,7 @@ def test_a_models_own_code_is_not_run(serving_model, tmp_path):
 @pytest.mark.parametrize("name", ["policy.json", "arrays.safetensors"])
 def test_a_bandits_files_may_be_pickles(tmp_path, trap, name):
     from agents.policies.bandit import BanditPolicy, Settings
-    from training.algorithms.bandit.settings import BanditSettings
+    from training.algorithms.bandit_settings import BanditSettings
 
     BanditPolicy(Settings.of(BanditSettings(), 0)).save(tmp_path / "policy")
     load_policy(tmp_path / "policy")

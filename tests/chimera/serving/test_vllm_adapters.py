@@ -15,7 +15,7 @@ from chimera.serving.vllm.adapters import base_of, switches
 from chimera.serving.vllm.publish import Loaded, ServedWeights
 from chimera.serving.vllm.weights import prepare
 from training.configuration import load_config
-from training.learning.weights import LoraAdapter, write_model
+from training.model.weights import LoraAdapter, write_model
 from training.plans import make_phases
 
 ASKED = {"model": "senior", "messages": [{"role": "user", "content": "q"}]}

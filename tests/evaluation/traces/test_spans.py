@@ -127,8 +127,9 @@ def test_a_broken_file_is_an_error_that_names_it(tmp_path):
 
 
 def test_training_reads_made_spans_as_its_own(tmp_path):
+    import agl_traces as traces
+
     from chimera.config.sections.rollouts import RewardConfig
-    from training.learning import traces
     from training.learning.adapter import HierarchicalTraceAdapter
 
     answer = {"evidence": ["It's so."], "comparison": "c", "claim": "d", "answer": "yes"}
@@ -156,7 +157,7 @@ def test_training_reads_made_spans_as_its_own(tmp_path):
 
 
 def test_both_readers_see_the_same_in_a_trace_of_training(tmp_path):
-    from training.learning import traces
+    import agl_traces as traces
 
     import agentlightning as agl  # isort: skip  (after training, which keeps LiteLLM from asking the network)
 

@@ -22,8 +22,8 @@ from chimera.core.errors import RunError
 from chimera.core.types import LABELS, abstract_text
 from chimera.data.generated.tasks import generate
 from recipes.nano.transcripts import EXPERT, Habits, propose
-from training.algorithms.bandit.settings import BanditSettings
-from training.algorithms.bandit.value import estimate
+from training.algorithms.bandit_settings import BanditSettings
+from training.algorithms.bandit_value import estimate
 
 
 def settings_for(**changes):

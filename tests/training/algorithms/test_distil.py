@@ -5,15 +5,15 @@ import json
 from dataclasses import replace
 
 import pytest
-from branch_kit import MISREAD, READ, REFINER, TASKS, Answers, answer, record, said
+from branch_kit import MISREAD, READ, REFINER, TASKS, Answers, answer, record, render_of, said
 from hypothesis import given
 from hypothesis import strategies as st
 from message_kit import refused
 
 from chimera.core.errors import RunError
 from chimera.serving.client import Completion
-from training.algorithms.distil.phase import Distil, DistilSettings, draw
-from training.algorithms.distil.teachers import elected, rewritten
+from training.algorithms.distil import Distil, DistilSettings, draw
+from training.algorithms.teachers import elected, rewritten
 from training.configuration import load_config
 from training.learning.base import PhasePlan
 from training.learning.states import states_of
@@ -28,7 +28,7 @@ def settings(**other):
 
 
 def drawn(bench, **other):
-    return asyncio.run(draw(PLAN, settings(**other), bench))
+    return asyncio.run(draw(PLAN, settings(**other), bench, render_of(bench)))
 
 
 def texts(selection):

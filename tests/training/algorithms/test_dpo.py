@@ -15,15 +15,16 @@ from hypothesis import strategies as st
 from message_kit import refused
 
 from chimera.core.errors import RunError
-from training.algorithms.dpo import child
-from training.algorithms.dpo.child import DpoSpec
-from training.algorithms.dpo.pairs import all_pairs, by_worth, hold_out, that_keep
-from training.algorithms.dpo.phase import CHILD, PAIRS, Dpo, DpoSettings, draw, write_pairs
-from training.algorithms.sft.process import SftProcess
-from training.credit.values import Worth
+from training.algorithms.dpo import Dpo, DpoSettings, draw
+from training.algorithms.pairs import all_pairs, by_worth, hold_out, that_keep
 from training.learning.base import PhasePlan
 from training.learning.groups import AnswerGroup, Valued
 from training.learning.states import states_of
+from training.learning.values import Worth
+from training.tune import dpo_child
+from training.tune.dpo_child import DpoSpec
+from training.tune.fine_tune import DPO_CHILD, PAIRS, write_lines
+from training.tune.process import TuningProcess
 
 pytestmark = pytest.mark.whole
 
@@ -35,7 +36,12 @@ def settings(**other):
 
 
 def drawn(bench, **other):
-    return asyncio.run(draw(PLAN, settings(**other), bench))
+    pairs = asyncio.run(draw(PLAN, settings(**other), bench, no_render))
+    return pairs.train, pairs.held, pairs.figures
+
+
+def no_render(conversation):
+    raise AssertionError("pairs are the server's tokens")
 
 
 def identities(pairs):
@@ -264,7 +270,7 @@ def test_the_loss_is_the_formula_computed_by_hand(tmp_path, serving_model, rank)
     model, held = serving_model(), rows_of(5, seed=2)
     spec = spec_of(tmp_path, model, rows_of(8, seed=1), held, lora_rank=rank)
     told = io.StringIO()
-    child.train(spec, told)
+    dpo_child.train(spec, told)
     begin, *steps, end = map(json.loads, told.getvalue().splitlines())
     assert (begin["event"], begin["total"], len(steps), end["steps"]) == ("begin", 2, 2, 2)
     # Before anything is learned the weights are their own reference: -log sigmoid(0).
@@ -284,8 +290,8 @@ def test_logits_in_chunks_teach_what_trl_teaches(tmp_path, serving_model, monkey
     from safetensors.torch import load_file
     from trl.trainer.dpo_trainer import DPOTrainer
 
-    from training.algorithms.dpo import trainer
-    from training.engines import chunked_head
+    from training.model import chunked_head
+    from training.tune import dpo_trainer
 
     class Whole(DPOTrainer):
         def _prepare_dataset(self, dataset, *_):
@@ -299,11 +305,11 @@ def test_logits_in_chunks_teach_what_trl_teaches(tmp_path, serving_model, monkey
 
     monkeypatch.setattr(chunked_head, "LOGITS", 7 * 512)
     monkeypatch.setattr(chunked_head.ChunkedHead, "_scores", counted)
-    for kind in (trainer.TokenPairs, Whole):
-        monkeypatch.setattr(trainer, "TokenPairs", kind)
+    for kind in (dpo_trainer.TokenPairs, Whole):
+        monkeypatch.setattr(dpo_trainer, "TokenPairs", kind)
         (folder := tmp_path / kind.__name__).mkdir()
         told, spec = io.StringIO(), {"lora_rank": rank, "epochs": 2, "lr": 1e-3}
-        child.train(spec_of(folder, serving_model(), rows_of(8, seed=1), rows_of(3, seed=2), **spec), told)
+        dpo_child.train(spec_of(folder, serving_model(), rows_of(8, seed=1), rows_of(3, seed=2), **spec), told)
         steps = [json.loads(line) for line in told.getvalue().splitlines()]
         found.append((steps, load_file(folder / "out" / "model.safetensors")))
     assert max(sizes) == 7
@@ -321,11 +327,11 @@ async def test_the_child_learns_to_prefer_and_makes_the_same_bits_again(tmp_path
     rows, found = rows_of(4, seed=1), []
     for name in ("one", "two"):  # In this process, which has the libraries already.
         (folder := tmp_path / name).mkdir()
-        child.train(spec_of(folder, serving_model(), rows, [], epochs=4), io.StringIO())
+        dpo_child.train(spec_of(folder, serving_model(), rows, [], epochs=4), io.StringIO())
         found.append(load_file(folder / "out" / "model.safetensors"))
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
     spec = spec_of(tmp_path, serving_model(), rows, [], epochs=4)
-    async with SftProcess(tmp_path / "dpo.log", "never", CHILD) as process:
+    async with TuningProcess(tmp_path / "dpo.log", "never", DPO_CHILD) as process:
         reports = [report async for report in process.train(spec)]
     assert [report["event"] for report in reports] == ["begin", *["step"] * 4, "end"]
     assert not any("held_out" in name for name in reports[-1])
@@ -353,7 +359,7 @@ async def test_the_phase_trains_on_the_servers_tokens_and_keeps_a_finished_model
 
 def test_pairs_are_written_a_line_each(tmp_path):
     pairs, _, _ = drawn(Answers(tmp_path))
-    write_pairs(tmp_path / "there" / PAIRS, pairs)
+    write_lines(tmp_path / "there" / PAIRS, [pair.row() for pair in pairs])
     rows = [json.loads(line) for line in (tmp_path / "there" / PAIRS).open()]
     assert [tuple(row["chosen_ids"]) for row in rows] == [pair.chosen.response_ids for pair in pairs]
     assert READ in json.dumps([pair.chosen.asked.choice for pair in pairs])

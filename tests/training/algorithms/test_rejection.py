@@ -5,7 +5,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from branch_kit import MISREAD, READ, REFINER, TASKS, Answers, record
+from branch_kit import MISREAD, READ, REFINER, TASKS, Answers, record, render_of
 from message_kit import refused
 
 from chimera.core.errors import RunError
@@ -23,7 +23,7 @@ def settings(**other):
 
 
 def drawn(bench, **other):
-    selection = asyncio.run(draw(PLAN, settings(**other), bench))
+    selection = asyncio.run(draw(PLAN, settings(**other), bench, render_of(bench)))
     said = [json.loads(one.candidate.conversation.messages[-1]["content"]) for one in selection.examples]
     return selection, said
 
@@ -113,7 +113,7 @@ async def test_rollouts_of_its_own_are_asked_for_if_tasks_are_given(tmp_path):
         return replace(made, task_id=given_.task.id, phase=given_.phase)
 
     bench.play = play
-    selection = await draw(PLAN, settings(tasks=3), bench)
+    selection = await draw(PLAN, settings(tasks=3), bench, render_of(bench))
     assert bench.ran == selection.figures["branches/states"] == 3
     assert {one.candidate.record.phase for one in selection.examples} == {"rejection"}
 

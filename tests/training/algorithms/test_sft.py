@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -17,12 +18,14 @@ from chimera.core.errors import ConfigError, RunError
 from chimera.serving.embedded.checkpoint import NANO, load_language
 from chimera.serving.embedded.protocol import parse_request
 from chimera.serving.embedded.service import Service
-from training.algorithms.sft.render import NOT_LEARNED, Renderer, Row
-from training.algorithms.sft.select import candidates, select
-from training.algorithms.sft.settings import SftSettings
 from training.configuration import load_config
+from training.learning import selection
+from training.learning.examples import NOT_LEARNED, Row
 from training.learning.experience import Conversation
+from training.learning.fine_tuning import SftSettings
+from training.learning.selection import select
 from training.plans import make_phases
+from training.tune.render import Renderer
 
 GOAL = "Is pain lower?"
 TOOLS = [
@@ -45,14 +48,19 @@ def conversation(role="Geneticist", answer="yes", words="", parsed=True, message
     return Conversation(role, 1, given, tools, {"answer": answer}, parsed, stance=answer)
 
 
+def candidates(record, conversations):
+    episode = SimpleNamespace(record=record, conversations=lambda roles: conversations)
+    return selection.candidates(episode, JUNIORS)
+
+
 def one_row(given):
     """Different rows for different conversations."""
     ids = tuple(json.dumps(given.messages).encode())
     return (Row(ids, (True,) * len(ids)),)
 
 
-def chosen(selection):
-    return [(e.candidate.record.task_id, e.candidate.record.repeat, e.candidate.role) for e in selection.examples]
+def chosen(picked):
+    return [(e.candidate.record.task_id, e.candidate.record.repeat, e.candidate.role) for e in picked.examples]
 
 
 def society(rewards, **other):
@@ -130,11 +138,11 @@ def test_the_same_conversation_is_learned_once_with_its_best_reward():
         *candidates(rollout("b", 3.0), [conversation()]),
         *candidates(rollout("c", 2.0), [conversation(words="but another")]),
     ]
-    selection = select(found, one_row, EVERYTHING)
-    assert chosen(selection) == [("b", 0, "Geneticist"), ("c", 0, "Geneticist")]
-    assert selection.figures["duplicates"] == 1
-    assert selection.figures["reward_of_selected"] == 2.5
-    assert selection.figures["reward_of_candidates"] == 2.0
+    picked = select(found, one_row, EVERYTHING)
+    assert chosen(picked) == [("b", 0, "Geneticist"), ("c", 0, "Geneticist")]
+    assert picked.figures["duplicates"] == 1
+    assert picked.figures["reward_of_selected"] == 2.5
+    assert picked.figures["reward_of_candidates"] == 2.0
 
 
 def test_a_conversation_longer_than_the_limit_is_left_out_and_counted():
@@ -144,9 +152,9 @@ def test_a_conversation_longer_than_the_limit_is_left_out_and_counted():
         length = 32 if given.role == "Geneticist" else 33
         return (Row((1,), (True,)), Row((2,) * length, (True,) * length))
 
-    selection = select(found, render, replace_of(EVERYTHING, max_length=32))
-    assert [role for _, _, role in chosen(selection)] == ["Geneticist"]
-    assert selection.figures["too_long"] == 1
+    picked = select(found, render, replace_of(EVERYTHING, max_length=32))
+    assert [role for _, _, role in chosen(picked)] == ["Geneticist"]
+    assert picked.figures["too_long"] == 1
 
 
 @pytest.mark.parametrize(

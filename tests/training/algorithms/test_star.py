@@ -7,17 +7,15 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from branch_kit import MISREAD, READ, REFINER, TASKS, Answers, answer, said
+from branch_kit import MISREAD, READ, REFINER, TASKS, Answers, answer, render_of, said
 from message_kit import refused
 
 from chimera.core.errors import RunError
 from chimera.serving.client import Completion
-from training.algorithms.sft import phase as sft
-from training.algorithms.sft.render import Renderer
-from training.algorithms.star.hints import HINT, with_hint
-from training.algorithms.star.phase import Star, StarSettings, draw
+from training.algorithms.star import HINT, Star, StarSettings, draw, with_hint
 from training.learning.base import PhasePlan
 from training.learning.states import collect_states
+from training.tune import fine_tune as tuning
 
 pytestmark = pytest.mark.whole
 
@@ -49,7 +47,7 @@ class Hinted(Answers):
 def drawn(bench, number=1, **other):
     async def run():
         states = await collect_states(PLAN, 0, bench)
-        return await draw(PLAN, settings(**other), bench, states, number)
+        return await draw(PLAN, settings(**other), bench, states, number, render_of(bench))
 
     return asyncio.run(run())
 
@@ -85,13 +83,13 @@ def test_no_example_holds_a_hint(tmp_path):
         for one in bench.earlier
         for conversation in bench.episode(one).conversations([REFINER])
     }
-    renderer = Renderer(bench.weights("refiner"), bench.config.society.max_tool_calls)
+    render = render_of(bench)
     assert len(selection.examples) > 2 * TASKS
     for example in selection.examples:
         talk = example.candidate.conversation
         assert HINT not in json.loads(talk.messages[1]["content"])
         (row,) = example.rows
-        (usual,) = renderer.rows(recorded[talk.messages[1]["content"]])
+        (usual,) = render(recorded[talk.messages[1]["content"]])
         prompt = usual.learned.index(True)
         assert row.ids[:prompt] == usual.ids[:prompt]
         assert not any(row.learned[:prompt])
@@ -181,8 +179,10 @@ def test_each_round_starts_from_the_first_weights(trained):
     bench, _, first = trained
     for name in ("star-1", "star-2"):
         out, examples = bench.run.path / "models/refiner" / name, bench.run.path / f"phases/star/{name}-examples.jsonl"
-        made_from = json.loads((out / sft.MANIFEST).read_text())["fingerprint"]
-        assert made_from == sft.describe(sft.specify(settings(), examples, first, out, bench.config.seed), "nano@0")
+        made_from = json.loads((out / tuning.MANIFEST).read_text())["fingerprint"]
+        assert made_from == tuning.fingerprint(
+            tuning.specify(settings(), examples, first, out, bench.config.seed), "nano@0"
+        )
 
 
 def test_a_continued_run_goes_on_at_its_round(trained):

@@ -24,7 +24,7 @@ from evaluation.records.rollouts import RolloutRecord
 from evaluation.traces.calls import model_calls
 from evaluation.traces.spans import EXCHANGE, RAW, read
 from evaluation.traces.tree import tree
-from training.learning.rounds import draw_inputs
+from training.learning.states import draw_inputs
 from training.plans import choose_names
 from training.summary import summarize
 from training.watch.wandb.hook import rewards
@@ -128,8 +128,7 @@ def test_reward_parts_sum_to_the_reward(gathered):
 
 def test_reward_and_parts_are_emitted_as_one_reward_span(gathered):
     import agentlightning as agl
-
-    from training.learning import traces
+    import agl_traces as traces
 
     record = gathered.records["drug0"]
     (span,) = [span for span in traces.read(gathered.run.path / record.trace) if agl.get_rewards_from_span(span)]
@@ -139,7 +138,7 @@ def test_reward_and_parts_are_emitted_as_one_reward_span(gathered):
 
 
 def test_every_model_call_has_its_token_ids_once_and_its_role(gathered):
-    from training.learning import traces
+    import agl_traces as traces
 
     for record in gathered.records.values():
         if record.status == "failed":
@@ -160,7 +159,7 @@ def test_every_model_call_has_its_token_ids_once_and_its_role(gathered):
 
 
 def test_every_exchange_of_the_server_is_in_exactly_one_trace(gathered):
-    from training.learning import traces
+    import agl_traces as traces
 
     spans = [traces.read(path) for path in (gathered.run.path / "traces").rglob("*.gz")]
     found = [span.attributes["llm.hosted_vllm.id"] for trace in spans for span in trace if span.name == traces.EXCHANGE]
@@ -175,7 +174,7 @@ def test_an_unreadable_role_fails_its_rollout_with_the_reason(gathered):
 
 
 def test_a_repaired_answer_is_counted_and_both_its_calls_are_traced(gathered):
-    from training.learning import traces
+    import agl_traces as traces
 
     record = gathered.records["repairing"]
     assert (record.status, record.counts["repairs"]) == ("succeeded", 1)

@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from types import SimpleNamespace
 
+import agl_traces as traces
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +20,6 @@ from chimera.config.sections.society import SocietyConfig
 from chimera.core.errors import RunError
 from chimera.core.types import ResearchTask, Section
 from evaluation.records.rollouts import Made, Outcome, RolloutInput, RolloutRecord
-from training.learning import traces
 from training.learning.adapter import HierarchicalTraceAdapter
 
 # isort: split

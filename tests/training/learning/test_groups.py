@@ -13,10 +13,10 @@ from chimera.config.sections.rollouts import RewardConfig
 from chimera.core.errors import ConfigError
 from chimera.data.tasks import load
 from training.configuration import load_config
-from training.credit.values import Values, earned, how_valued
 from training.learning.base import PhasePlan
 from training.learning.groups import group_figures, grow
 from training.learning.states import collect_states, states_of
+from training.learning.values import Values, earned, how_valued
 from training.plans import make_phases
 
 PLAN = PhasePlan("refine", "ppo", (REFINER,), ("refiner",))

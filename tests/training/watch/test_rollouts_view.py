@@ -14,9 +14,9 @@ from rich.table import Table
 from chimera.data.tasks import load
 from evaluation.records.rollouts import RolloutRecord
 from training.configuration import load_config
-from training.plans import choose_names, make_phases
+from training.plans import choose_names, expected_costs, make_phases
 from training.watch import lines as lines_module
-from training.watch.forecast import TimeForecast, expected_costs
+from training.watch.forecast import TimeForecast
 from training.watch.progress import Activity
 from training.watch.view import make_view
 from training.watch.view_text import BARS, result_table, sparkline

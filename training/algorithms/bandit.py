@@ -1,0 +1,148 @@
+"""The bandit phase: the supervisor learns to choose hypotheses, first from logged choices, then from its own.
+
+    learn from all choices that earlier phases logged; estimate the policy's value off-policy
+    for each round:  the policy chooses in new training rollouts (with exploration)  ->  learn from these choices
+
+The policy depends only on recorded rollouts, so a resumed phase learns the same policy.
+"""
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from chimera.core.errors import ConfigError, RunError
+from chimera.run.policies import Part, Policy
+from chimera.run.seals import seal
+from evaluation.records.rollouts import RolloutInput
+from training.algorithms.bandit_settings import BanditSettings
+from training.learning.base import Bench, Learned, PhasePlan
+from training.learning.episodes import Episode
+from training.learning.states import all_of
+from training.summary import summarize
+
+if TYPE_CHECKING:
+    from agents.policies.bandit import BanditPolicy, LoggedExample
+    from agents.policies.events import BanditEvent
+    from chimera.config.tree import Config
+    from chimera.data.tasks import Dataset
+
+
+class Bandit:
+    """Trains the contextual bandit of the role that chooses among hypotheses."""
+
+    Settings = BanditSettings
+    part: ClassVar[Part | None] = "choice"
+
+    def check(self, plan: PhasePlan, settings: BanditSettings, config: "Config", dataset: "Dataset") -> None:
+        if settings.update == "hindsight" and config.reward.alignment == 0:
+            raise ConfigError(
+                f"{plan.name}.update=hindsight cannot work with reward.alignment=0: what other hypotheses would have "
+                f"earned is known by their alignment alone; set {plan.name}.update to direct"
+            )
+        if config.rollouts.exploration == 0 and settings.update != "hindsight":
+            raise ConfigError(
+                f"rollouts.exploration=0 cannot work with {plan.name}: without choices made at random nothing is known "
+                "of the hypotheses that are not preferred; set it above 0"
+            )
+        if settings.rounds and settings.tasks > len(dataset.train):
+            raise ConfigError(
+                f"{plan.name}.tasks={settings.tasks}, but there are {len(dataset.train)} training tasks: ask for fewer"
+            )
+
+    async def learn(self, plan: PhasePlan, settings: BanditSettings, bench: Bench) -> Learned:
+        """Learn from logged choices, then choose and learn in rounds.
+
+        Raises:
+            RunError: Too few choices are logged, or no rollout of a round succeeded.
+        """
+        return await _Rounds(plan, settings, bench).run()
+
+
+class _Rounds:
+    """The phase in one process: it learns from logged choices, then the policy chooses in rounds."""
+
+    def __init__(self, plan: PhasePlan, settings: BanditSettings, bench: Bench) -> None:
+        self._plan = plan
+        self._settings = settings
+        self._bench = bench
+
+    async def run(self) -> Learned:
+        from agents.policies.bandit import BanditPolicy, Settings
+
+        plan, bench = self._plan, self._bench
+        policy = BanditPolicy(Settings.of(self._settings, bench.config.seed, bench.dataset.labels))
+        # The order does not depend on which rollout ended first.
+        earlier = sorted(await self._bench.episodes(), key=_place)
+        logged = await asyncio.to_thread(policy.examples, _choices(earlier))
+        if len(logged) < self._settings.min_events:
+            raise RunError(
+                f"{len(logged)} scored choices are logged, {plan.name}.min_events is {self._settings.min_events}: run "
+                "a gather phase with more tasks, or lower it"
+            )
+        figures = await self._learn(policy, logged, logged, 0)
+        episodes: list[Episode] = []
+        for number in range(self._settings.rounds):
+            await self._bench.publish(await asyncio.to_thread(self._save, policy, f"{plan.name}-{number}"))
+            found = await self._round(number)
+            episodes += found
+            examples = await asyncio.to_thread(policy.examples, _choices(found))
+            logged = [*logged, *examples]
+            figures = await self._learn(policy, examples, logged, number + 1)
+        if episodes:
+            records = [episode.record for episode in episodes]
+            figures = {**summarize(records), **figures}
+            bench.metrics.protocols(plan.name, records)
+        return Learned(figures, await asyncio.to_thread(self._save, policy, plan.name))
+
+    async def _round(self, number: int) -> list[Episode]:
+        """Rollouts in which the live policy chooses, in an order that does not depend on which ended first."""
+        plan, bench = self._plan, self._bench
+        inputs = draw_tasks(plan.name, self._settings, bench.dataset, bench.config.seed, number)
+        return sorted(await all_of(bench, f"{plan.name}, round {number + 1}", inputs), key=_place)
+
+    async def _learn(
+        self, policy: "BanditPolicy", new: Sequence["LoggedExample"], all_: Sequence["LoggedExample"], step: int
+    ) -> dict[str, Any]:
+        """Learn from `new` and log the estimated value of a policy learned from all choices."""
+        from training.algorithms.bandit_value import estimate
+
+        await asyncio.to_thread(policy.learn, new)
+        value = await asyncio.to_thread(estimate, policy.settings, all_)
+        figures = {"choices": policy.events, **value}
+        self._bench.metrics.log(self._plan.name, step, figures)
+        self._bench.view.note(_sentence(self._plan.name, figures))
+        return figures
+
+    def _save(self, policy: "BanditPolicy", name: str) -> Policy:
+        """Write the policy as `name` and record its hashes in the ledger."""
+        (role,) = self._plan.roles
+        made = Policy.made("choice", role, name)
+        policy.save(self._bench.run.path / made.folder)
+        seal(self._bench.run, made.folder)
+        return made
+
+
+def draw_tasks(phase: str, settings: BanditSettings, dataset: "Dataset", seed: int, number: int) -> list[RolloutInput]:
+    """The rollouts of round `number` (from 0). Tasks are drawn without replacement; equal seeds draw equal tasks."""
+    drawn = random.Random(f"{seed}/{phase}/{number}").sample(dataset.train, settings.tasks)
+    return [RolloutInput.of(task, phase, number, seed) for task in drawn]
+
+
+def _place(episode: Episode) -> tuple[str, int, str]:
+    return episode.record.phase, episode.record.repeat, episode.record.task_id
+
+
+def _choices(episodes: Sequence[Episode]) -> "list[BanditEvent]":
+    """The choices in `episodes`, in order. Episodes without a choice are left out."""
+    return [choice for episode in episodes if (choice := episode.choice()) is not None]
+
+
+def _sentence(phase: str, figures: Mapping[str, Any]) -> str:
+    learned = f"{phase}: learned from {figures['choices']} choices"
+    if figures.get("gain") is None:
+        return f"{learned}; the log cannot tell what that is worth"
+    return (
+        f"{learned}; estimated gain over the model's own choice {figures['gain']:+z.3f} "
+        f"({figures['gain_low']:+z.3f} to {figures['gain_high']:+z.3f}), effective sample size {figures['ess']:.0f}"
+    )

@@ -1,1 +1,0 @@
-"""The supervisor's contextual bandit. Read `phase` first, then `policy`."""

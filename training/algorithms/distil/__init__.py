@@ -1,1 +1,0 @@
-"""Distillation: roles learn to answer like a teacher, without labels. Read `phase` first."""

@@ -1,1 +1,0 @@
-"""Supervised fine-tuning of the juniors, in a process of its own. Read `phase` first."""

@@ -1,1 +1,0 @@
-"""Credit of calls, values of further answers to one prompt, and advantages."""

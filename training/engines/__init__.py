@@ -1,1 +1,0 @@
-"""VeRL in one process. Read `local` first."""

@@ -1,0 +1,172 @@
+"""Settings of PPO."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from chimera.config.loader import When
+from training.learning.groups import BranchSettings
+from training.ppo.curriculum import Order
+
+Credit = Literal["broadcast", "calls", "return_to_go", "sub_goals", "counterfactual"]
+OF_ROLLOUTS, OF_CRITIC = When.unset("states"), When.equal("adv_estimator", "gae")
+
+
+class PpoSettings(BranchSettings):
+    """Online learning through VeRL; keys named as in VeRL mean what they mean there."""
+
+    adv_estimator: Literal["gae", "grpo", "rloo", "reinforce_plus_plus"] = Field(
+        default="grpo", description="VeRL's advantage estimator; gae trains a critic beside the actor"
+    )
+    reward: dict[str, float] = Field(
+        default={},
+        description="weights of the parts that its roles earn; empty: the whole reward; on the command line, parts of "
+        "a file or a resumed run that are not named stay, and 0 leaves one out",
+    )
+    start: str | None = Field(
+        default=None, min_length=1, description="slot whose live weights it begins with; its own slot's without it"
+    )
+    states: int = Field(
+        default=0,
+        ge=0,
+        le=1_000_000,
+        description="recorded prompts of one step, each answered n times; 0 learns from rollouts of the society",
+    )
+    curriculum: Annotated[Order, When.set("states")] = Field(
+        default="even",
+        description="which prompts come next: even: all in turn; pass_rate: first those that are answered right and "
+        "wrong; level: from the easiest tasks to the hardest",
+    )
+    steps: int = Field(default=6, ge=1, le=1_000_000, description="online steps: rollouts, then one update")
+    tasks_per_step: Annotated[int, OF_ROLLOUTS] = Field(
+        default=8, ge=1, le=1_000_000, description="training tasks of one step of rollouts"
+    )
+    n: int = Field(default=4, ge=1, le=10_000, description="rollouts per task, or answers to each of `states`")
+    credit: Annotated[Credit, OF_ROLLOUTS] = Field(
+        default="calls",
+        description="broadcast: every call gets the rollout's reward; calls: each call gets its own parsed, call_valid "
+        "and tool_succeeded rewards plus the rest of the rollout's; return_to_go: also its role's later ones; "
+        "sub_goals: also some for what its answer has, such as true quotes, and less of the rest by gamma for each "
+        "later call; counterfactual: less the rest of a replay with the weights that the phase began with",
+    )
+    sub_goal_weight: Annotated[float, OF_ROLLOUTS, When.equal("credit", "sub_goals")] = Field(
+        default=0.2, gt=0, le=1000, description="sub_goals: what all of an answer's earn"
+    )
+    role_baseline: Annotated[bool, OF_ROLLOUTS, When.unless("credit", "counterfactual")] = Field(
+        default=True,
+        description="subtract what the hypothesis that a role was handed would have earned in alignment unchanged",
+    )
+    lr: float = Field(default=5e-4, gt=0, le=10, description="learning rate of the actor")
+    ppo_mini_batch_size: int = Field(
+        default=40,
+        ge=1,
+        le=1_000_000,
+        description="calls per optimiser step; the calls of an online step (about 80 by default) are split evenly",
+    )
+    ppo_epochs: int = Field(default=1, ge=1, le=1000, description="passes over a step's calls")
+    ppo_max_token_len_per_gpu: int = Field(default=8192, ge=64, le=100_000_000, description="tokens of one micro-batch")
+    clip_ratio_low: float = Field(default=0.2, gt=0, lt=1, description="clip range below 1 of the probability ratio")
+    clip_ratio_high: float = Field(
+        default=0.28, gt=0, le=100, description="clip range above 1 of the probability ratio"
+    )
+    grad_clip: float = Field(default=1.0, gt=0, le=1e9, description="largest gradient norm")
+    entropy_coeff: float = Field(default=0.0, ge=0, le=1000, description="weight of the entropy bonus")
+    use_kl_loss: bool = Field(
+        default=False, description="add the KL divergence to the phase's first weights to the loss"
+    )
+    kl_loss_coef: Annotated[float, When.set("use_kl_loss")] = Field(
+        default=0.001, ge=0, le=1000, description="weight of that KL divergence"
+    )
+    kl_loss_type: Annotated[Literal["kl", "abs", "mse", "low_var_kl"], When.set("use_kl_loss")] = Field(
+        default="low_var_kl", description="VeRL's estimator of that KL divergence"
+    )
+    loss_agg_mode: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"] = Field(
+        default="token-mean", description="how token losses become one number"
+    )
+    norm_adv_by_std_in_grpo: Annotated[bool, When.equal("adv_estimator", "grpo")] = Field(
+        default=True, description="grpo: divide by the group's standard deviation (false is Dr. GRPO)"
+    )
+    gamma: float = Field(default=1.0, gt=0, le=1, description="discount per token")
+    lam: Annotated[float, OF_CRITIC] = Field(default=0.95, ge=0, le=1, description="gae: lambda")
+    critic_lr: Annotated[float, OF_CRITIC] = Field(
+        default=1e-3, gt=0, le=10, description="gae: learning rate of the critic"
+    )
+    critic_warmup: Annotated[int, OF_CRITIC] = Field(
+        default=1, ge=0, le=1_000_000, description="gae: first steps that train the critic only"
+    )
+    cliprange_value: Annotated[float, OF_CRITIC] = Field(
+        default=0.5, gt=0, le=1e9, description="gae: clip range of the value loss"
+    )
+    lora_rank: int = Field(default=0, ge=0, le=4096, description="rank of LoRA adapters; 0 trains all weights")
+    lora_alpha: Annotated[int, When.set("lora_rank")] = Field(
+        default=32, ge=1, le=1_000_000, description="scale of LoRA adapters"
+    )
+    test_freq: int = Field(
+        default=-1, ge=-1, le=1_000_000, description="validate every so many steps; -1 only when the phase has ended"
+    )
+    test_tasks: Annotated[int, When("test_freq", lambda steps: steps > 0, "above 0")] = Field(
+        default=20, ge=1, le=1_000_000, description="validation tasks for it"
+    )
+    save_freq: int = Field(
+        default=1, ge=1, le=1_000_000, description="checkpoint every so many steps (and after the last)"
+    )
+    reread: int = Field(
+        default=32,
+        ge=0,
+        le=1_000_000,
+        description="calls of an update whose tokens are read once more after it, so that chimera.trace shows how "
+        "likely they are then; 0 saves this time",
+    )
+    max_actor_ckpt_to_keep: int = Field(default=1, ge=1, le=10_000, description="checkpoints to keep, the newest")
+    step_timeout_s: Annotated[float, OF_ROLLOUTS] = Field(
+        default=300.0, gt=0, le=604_800, description="seconds to wait for one step's rollouts"
+    )
+    min_good_share: Annotated[float, OF_ROLLOUTS] = Field(
+        default=0.5,
+        gt=0,
+        le=1,
+        description="share of a step's rollouts that must be usable; the step is skipped otherwise",
+    )
+    ranks: int = Field(
+        default=1,
+        ge=1,
+        le=1024,
+        description="processes that share each update, one GPU each if there are GPUs; 1 updates in this process",
+    )
+    shards: Annotated[Literal["copy", "fsdp"], When("ranks", lambda ranks: ranks > 1, "above 1")] = Field(
+        default="copy", description="copy: each rank has all weights; fsdp: weights and optimiser are split over ranks"
+    )
+    ahead: int = Field(
+        default=0,
+        ge=0,
+        le=1,
+        description="1: what the next step learns from is asked for while this step's update runs, so of weights one "
+        "version older than those that then learn from it; tokens are weighted for it by VeRL's rollout correction; "
+        "older ones are left out",
+    )
+    rollout_is: Annotated[Literal["token", "sequence"], When.set("ahead")] = Field(
+        default="token",
+        description="ahead: importance weights of single tokens (biased, they vary less), or of whole answers",
+    )
+    rollout_is_threshold: Annotated[float, When.set("ahead")] = Field(
+        default=2.0, gt=0, le=1e6, description="ahead: importance weights above it are cut off to it"
+    )
+    verl: dict[str, Any] = Field(
+        default={},
+        description="more of VeRL's configuration, by actor, critic, engine, optim, model and algorithm",
+    )
+
+    def needs_rollouts(self) -> bool:
+        return self.states > 0 and self.tasks == 0
+
+    def needs_log_probs(self) -> bool:
+        return self.ahead > 0
+
+    def idle(self) -> Mapping[str, str]:
+        reasons: dict[str, str] = {}
+        if not self.states:
+            reasons |= dict.fromkeys(("tasks", "value"), "states is 0, so it learns from rollouts")
+        if self.adv_estimator in ("grpo", "rloo") and (self.states or self.credit != "sub_goals"):
+            reasons["gamma"] = f"adv_estimator is {self.adv_estimator!r}, which does not discount"
+        return reasons

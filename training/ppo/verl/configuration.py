@@ -1,0 +1,236 @@
+"""Makes VeRL 0.9.1's configuration from our PPO settings, and checks the values that are passed through.
+
+`ppo.verl` holds further VeRL keys by part: actor, critic, engine, optim, model and algorithm. A key is accepted if it
+has an effect in one process with one device. A key that a `ppo` key sets is refused, so every value has one place.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chimera.core.errors import ConfigError, suggestion
+from training.ppo.settings import PpoSettings
+
+if TYPE_CHECKING:
+    from verl.trainer.config import AlgoConfig
+    from verl.workers.config import ActorConfig, CriticConfig, FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+
+PASSED: dict[str, frozenset[str]] = {
+    "actor": frozenset(
+        {"policy_loss", "clip_ratio_c", "loss_scale_factor", "tau_pos", "tau_neg", "shuffle", "calculate_entropy"}
+    ),
+    "critic": frozenset({"ppo_epochs", "ppo_mini_batch_size", "shuffle", "loss_agg_mode", "loss_scale_factor"}),
+    "engine": frozenset(
+        {
+            "param_offload",
+            "optimizer_offload",
+            "offload_policy",
+            "reshard_after_forward",
+            "forward_prefetch",
+            "wrap_policy",
+            "model_dtype",
+            "mixed_precision",
+            "infer_max_token_len_per_gpu",
+            "use_torch_compile",
+            "entropy_checkpointing",
+            "entropy_from_logits_with_chunking",
+            "entropy_from_logits_chunk_size",
+            "use_no_sync_for_gradient_accumulation",
+            "pad_to_length",
+            "pad_to_length_bucket",
+        }
+    ),
+    "optim": frozenset(
+        {
+            "optimizer",
+            "optimizer_impl",
+            "override_optimizer_config",
+            "weight_decay",
+            "betas",
+            "lr_scheduler_type",
+            "lr_warmup_steps",
+            "lr_warmup_steps_ratio",
+            "min_lr_ratio",
+            "num_cycles",
+            "zero_indexed_step",
+        }
+    ),
+    "model": frozenset(
+        {
+            "override_config",
+            "enable_gradient_checkpointing",
+            "enable_activation_offload",
+            "target_modules",
+            "target_parameters",
+            "exclude_modules",
+            "use_liger",
+        }
+    ),
+    "algorithm": frozenset({"use_kl_in_reward", "kl_penalty", "kl_ctrl"}),
+}
+"""Keys of VeRL's classes that take effect here, by part."""
+
+OURS: dict[str, dict[str, str]] = {
+    "actor": {
+        **{
+            key: key
+            for key in (
+                "ppo_mini_batch_size",
+                "ppo_epochs",
+                "ppo_max_token_len_per_gpu",
+                "clip_ratio_low",
+                "clip_ratio_high",
+                "grad_clip",
+                "entropy_coeff",
+                "use_kl_loss",
+                "kl_loss_coef",
+                "kl_loss_type",
+                "loss_agg_mode",
+            )
+        },
+        "rollout_n": "n",
+    },
+    "critic": {"cliprange_value": "cliprange_value", "ppo_max_token_len_per_gpu": "ppo_max_token_len_per_gpu"},
+    "engine": {"max_token_len_per_gpu": "ppo_max_token_len_per_gpu"},
+    "optim": {"lr": "lr", "clip_grad": "grad_clip", "grad_clip": "grad_clip", "total_training_steps": "steps"},
+    "model": {"lora_rank": "lora_rank", "lora_alpha": "lora_alpha"},
+    "algorithm": {key: key for key in ("adv_estimator", "gamma", "lam", "norm_adv_by_std_in_grpo")},
+}
+"""Keys of VeRL's classes that our keys set: part -> VeRL's key -> our key."""
+
+FLOAT32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+"""Without it VeRL computes in bfloat16, whatever the type of the weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerlConfig:
+    """VeRL's configuration objects for one engine. `critic` and its optimiser are used only with gae."""
+
+    actor: "ActorConfig"
+    critic: "CriticConfig"
+    engine: "FSDPEngineConfig"
+    actor_optim: "FSDPOptimizerConfig"
+    critic_optim: "FSDPOptimizerConfig"
+    algorithm: "AlgoConfig"
+
+
+def check_verl(verl: Mapping[str, Any], phase: str = "ppo") -> None:
+    """Check the names in the phase's `verl` without importing VeRL. Values are checked when the engine is built.
+
+    Raises:
+        ConfigError: A part or a key is unknown, has no effect here, or is set by one of our keys.
+    """
+    for part, values in verl.items():
+        if part not in PASSED:
+            raise ConfigError(
+                f"{phase}.verl has no part {part!r}{_closest(part, PASSED)}: the parts are {_listed(PASSED)}"
+            )
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{phase}.verl.{part} is {values!r}: it must be a mapping of VeRL's keys")
+        for key in values:
+            if ours := OURS[part].get(key):
+                raise ConfigError(f"{phase}.verl.{part}.{key} is set by {phase}.{ours}: set that and leave this out")
+            if key not in PASSED[part]:
+                raise ConfigError(
+                    f"{phase}.verl.{part}.{key} is unknown or has no effect here{_closest(key, PASSED[part])}: "
+                    f"the keys are {_listed(PASSED[part])}"
+                )
+
+
+def make_config(config: PpoSettings, total_steps: int, phase: str) -> VerlConfig:
+    """VeRL's configuration for these settings of the phase `phase`. VeRL must be loaded.
+
+    Raises:
+        ConfigError: VeRL refuses a value in the phase's `verl`.
+    """
+    from verl.trainer.config import AlgoConfig
+    from verl.workers.config import ActorConfig, CriticConfig, FSDPEngineConfig, FSDPOptimizerConfig
+
+    shared = {"strategy": "fsdp2", "use_dynamic_bsz": True, "rollout_n": config.n}
+    shared["ppo_max_token_len_per_gpu"] = config.ppo_max_token_len_per_gpu
+    same = ("ppo_mini_batch_size", "ppo_epochs", "loss_agg_mode")
+    actor = {key: getattr(config, key) for key in OURS["actor"] if key not in ("rollout_n", "grad_clip")}
+    critic = {key: getattr(config, key) for key in (*same, "cliprange_value")}
+    optim = {"clip_grad": config.grad_clip, "total_training_steps": total_steps}
+    sharded = config.ranks > 1 and config.shards == "fsdp"
+    engine = {
+        "strategy": "fsdp2",
+        "fsdp_size": -1 if sharded else 1,
+        "max_token_len_per_gpu": config.ppo_max_token_len_per_gpu,
+        "infer_max_token_len_per_gpu": config.ppo_max_token_len_per_gpu,
+        "mixed_precision": FLOAT32,
+        "use_torch_compile": False,
+        # Where nothing is sharded, gathering the weights again for the backward pass would only copy them.
+        "reshard_after_forward": sharded,
+    }
+    algorithm = {key: getattr(config, key) for key in OURS["algorithm"]}
+    build = partial(_build, config, phase)
+    return VerlConfig(
+        actor=build(ActorConfig, "actor", {**shared, "shuffle": True, **actor}),
+        critic=build(CriticConfig, "critic", {**shared, **critic}),
+        engine=build(FSDPEngineConfig, "engine", engine),
+        actor_optim=build(FSDPOptimizerConfig, "optim", {**optim, "lr": config.lr}),
+        critic_optim=build(FSDPOptimizerConfig, "optim", {**optim, "lr": config.critic_lr}),
+        algorithm=build(AlgoConfig, "algorithm", algorithm),
+    )
+
+
+def model_config(folder: Path, config: PpoSettings, *, attention: str, lora: bool, phase: str) -> "HFModelConfig":
+    """VeRL's configuration of the model in `folder`. VeRL must be loaded.
+
+    Args:
+        attention: The `attn_implementation` of transformers, unless `ppo.verl.model.override_config` names one.
+        lora: True if the model gets the configured adapters.
+        phase: The phase's name, for errors.
+
+    Raises:
+        ConfigError: VeRL refuses a value in `verl.model`.
+    """
+    from verl.workers.config import HFModelConfig
+
+    passed = dict(config.verl.get("model", {}))
+    override = {"attn_implementation": attention, **passed.pop("override_config", {})}
+    base = {
+        "path": str(folder),
+        # Exports copy the tokenizer's files, so VeRL need not load it.
+        "load_tokenizer": False,
+        "override_config": override,
+        "use_remove_padding": True,
+        "enable_gradient_checkpointing": False,
+        "lora_rank": config.lora_rank if lora else 0,
+        "lora_alpha": config.lora_alpha,
+    }
+    return _made(HFModelConfig, {**base, **passed}, f"{phase}.verl.model")
+
+
+def _build(config: PpoSettings, phase: str, kind: type[Any], part: str, base: Mapping[str, Any]) -> Any:
+    return _made(kind, {**base, **config.verl.get(part, {})}, f"{phase}.verl.{part}")
+
+
+def _made(kind: type[Any], values: Mapping[str, Any], where: str) -> Any:
+    """Make an object of VeRL's configuration class. Nested mappings become the classes of their fields."""
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    made: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in fields:
+            raise ConfigError(f"{where}.{key} is unknown{_closest(key, fields)}: the keys are {_listed(fields)}")
+        factory = fields[key].default_factory
+        if isinstance(value, Mapping) and isinstance(factory, type) and dataclasses.is_dataclass(factory):
+            value = _made(factory, value, f"{where}.{key}")
+        made[key] = tuple(value) if key == "betas" else value
+    try:
+        return kind(**made)
+    except (AssertionError, TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: VeRL refuses it ({type(error).__name__}: {error})") from error
+
+
+def _closest(name: str, known: Any) -> str:
+    found = suggestion(name, known)
+    return f" ({found})" if found else ""
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(sorted(names))
