@@ -12,7 +12,7 @@ from typing import Any
 
 from evaluation.records.rollout_index import read_tree
 from evaluation.records.study import Plan, Study
-from evaluation.report.figures import slug
+from evaluation.report.formats import slug
 from evaluation.traces.page import page
 
 FOLDER = "rollouts"

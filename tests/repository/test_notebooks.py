@@ -16,8 +16,9 @@ from chimera.core.errors import ConfigError, RunError
 from chimera.eval import main
 from chimera.run.directory import Run
 from chimera.run.policies import WENT_LIVE, Policy
-from evaluation.report.text import SECTIONS, markdown, section
-from evaluation.report.views import latest_report, open_report
+from evaluation.report.content import SECTIONS, section
+from evaluation.report.content import text as markdown
+from evaluation.report.notebook import latest_report, open_report
 from evaluation.traces.text import Outline
 from evaluation.verify.check import read_report
 

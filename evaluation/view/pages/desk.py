@@ -13,7 +13,7 @@ from starlette.responses import HTMLResponse
 
 from chimera.run.owner import owner
 from evaluation.causes.lost import TITLES
-from evaluation.report.figures import change, shown
+from evaluation.report.formats import change, shown
 from evaluation.traces.page import words
 from evaluation.traces.tree import ShownVisit
 from evaluation.view.reading.folder import RunsFolder

@@ -1,23 +1,22 @@
 """The parts of a finished report as objects for notebooks: tables, plots, pairs of rollouts, traces.
 
-Nothing is computed here: all numbers are from report.json, with the words of report.md.
+Nothing is computed here: all numbers are from report.json, as in report.md.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from chimera.core.errors import RunError
 from chimera.run.directory import Run, list_runs
+from chimera.show import html, markdown
+from chimera.show.blocks import Block, Column, Note, TableBlock, Text
 from evaluation.records.rollout_index import find, read_tree, recorded_rollouts
-from evaluation.report.figures import change, shown, stage_titles
+from evaluation.report.content import section
+from evaluation.report.content.answers import pair_rows
 from evaluation.report.files import DATA
-from evaluation.report.text import section
-from evaluation.scores.rewards import part_title
+from evaluation.report.formats import change, shown, stage_titles
 from evaluation.traces.text import Outline, outline
 from evaluation.verify.check import read_report
 
@@ -75,16 +74,14 @@ class PairView:
     def _repr_html_(self) -> str:
         """The fields that differ, as a table: <del> marks text of the earlier only, <ins> text of the later only."""
         changed = [row for row in self.rows if row["changed"]]
-        head = "".join(f'<th style="{CELL}">{escape(name)}</th>' for name in ("", *self.stages))
-        body = "".join(_changed(section, list(rows)) for section, rows in groupby(changed, itemgetter("section")))
-        same = len(self.rows) - len(changed)
-        return (
-            f"<p><b>{escape(self.headline)}</b></p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-            f"<p><small>{same} of {len(self.rows)} fields are the same in both and left out.</small></p>"
-        )
-
-
-CELL = "text-align: left; vertical-align: top; white-space: pre-line; min-width: 8em"
+        columns = [Column(name) for name in ("", *self.stages)]
+        left_out = f"{len(self.rows) - len(changed)} of {len(self.rows)} fields are the same in both and left out."
+        blocks: list[Block] = [
+            Note(Text(self.headline, "strong")),
+            TableBlock(self.headline, columns, pair_rows(changed), "pair"),
+            Note(left_out, "fine"),
+        ]
+        return f'<div style="white-space: pre-line">{html.render(blocks)}</div>'
 
 
 class ReportView:
@@ -132,7 +129,7 @@ class ReportView:
         if unknown := [name for name in metrics if name not in known]:
             raise RunError(f"the report has no metric {unknown[0]!r}: it has {', '.join(known)}")
         chosen = {name: known[name] for name in metrics or known}
-        return Words(section({**self._report, "metrics": chosen}, "stages"))
+        return _words(section({**self._report, "metrics": chosen}, "stages"))
 
     def plot(self, name: str) -> PlotView:
         """The plot called `name`, such as "reward"; if it is missing, the sentence that says why.
@@ -175,7 +172,7 @@ class ReportView:
         return outline(read_tree(self._run, find(recorded_rollouts(self._run), rollout)[0]))
 
     def _section(self, name: str) -> Words:
-        return Words(section(self._report, name))
+        return _words(section(self._report, name))
 
 
 def open_report(run: Run) -> ReportView:
@@ -209,19 +206,5 @@ def _pair(pair: Mapping[str, Any], titles: Mapping[str, str]) -> PairView:
     )
 
 
-def _changed(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    lines = "".join(f"<tr>{''.join(_cells(row))}</tr>" for row in rows)
-    return f'<tr><td colspan="3" style="{CELL}"><b>{escape(title)}</b></td></tr>{lines}'
-
-
-def _cells(row: Mapping[str, Any]) -> Iterator[str]:
-    yield f'<td style="{CELL}">{escape(part_title(row["field"]))}</td>'
-    for side in (row["before"], row["after"]):
-        text = "<i>not there</i>" if side is None else "".join(map(_segment, side))
-        yield f'<td style="{CELL}">{text}</td>'
-
-
-def _segment(segment: Mapping[str, str]) -> str:
-    mark = {"removed": "del", "added": "ins"}.get(segment["kind"])
-    text = escape(segment["text"])
-    return f"<{mark}>{text}</{mark}>" if mark else text
+def _words(blocks: Sequence[Block]) -> Words:
+    return Words(markdown.render(blocks) if blocks else "")
