@@ -127,12 +127,12 @@ class Note:
     """A paragraph.
 
     Attributes:
-        style: "fine" for small print, "warning" stands out, "eyebrow" stands above a page's title, "contents" has links
-            to a page's headings, which only pages show.
+        style: "fine" for small print, "note" and "warning" stand out, "eyebrow" stands above a page's title, "contents"
+            has links to a page's headings, which only pages show.
     """
 
     text: Inline
-    style: Literal["", "fine", "warning", "eyebrow", "contents"] = ""
+    style: Literal["", "fine", "note", "warning", "eyebrow", "contents"] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,13 +197,39 @@ class Quote:
 
 
 @dataclass(frozen=True, slots=True)
+class Token:
+    """A token of an answer that an update learned from.
+
+    Attributes:
+        title: Its numbers in words.
+        advantage: How much better than expected, from -1 to 1, the largest of its rollout.
+        surprise: How unlikely it was, from 0 to 1.
+        counts: False if it is not in the loss.
+    """
+
+    text: str
+    title: str
+    advantage: float
+    surprise: float
+    counts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The tokens of an answer in colours, below a title; only pages show them."""
+
+    tokens: Sequence[Token]
+    title: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Fold:
     """Blocks that a page folds away under a title, such as one visit of a conversation.
 
     Attributes:
         open: A page shows them at first.
         detail: Only pages have room for it; Markdown and terminal leave it out.
-        style: "visit" is framed, "again" is a visit that a reviewer sent back, "call" is not framed.
+        style: "visit" is framed, "again" is a visit that a reviewer sent back.
     """
 
     title: Inline
@@ -222,7 +248,9 @@ class SideBySide:
     wide: bool = False
 
 
-Block: TypeAlias = Heading | Note | Items | FactList | ResultCards | TableBlock | Figure | Quote | Fold | SideBySide
+Block: TypeAlias = (
+    Heading | Note | Items | FactList | ResultCards | TableBlock | Figure | Quote | Tokens | Fold | SideBySide
+)
 
 
 def pieces(content: Inline) -> list[Text | Bar]:

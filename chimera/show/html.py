@@ -29,6 +29,8 @@ from chimera.show.blocks import (
     TableBlock,
     TableLine,
     Text,
+    Token,
+    Tokens,
     pieces,
     plain,
 )
@@ -122,6 +124,9 @@ def _block(block: Block) -> str:
         case Quote():
             title = _tag("p", escape(block.title), class_="fine") if block.title else ""
             return title + _tag("pre", escape(block.text))
+        case Tokens():
+            title = _tag("p", escape(block.title), class_="fine") if block.title else ""
+            return title + _tag("p", "".join(map(_token, block.tokens)), class_="tokens")
         case Fold():
             head = _tag("summary", inline(block.title))
             inside = _tag("div", render(block.blocks), class_="inside")
@@ -217,6 +222,13 @@ def _cells(row: TableLine, table: TableBlock) -> Iterator[tuple[Cell, str]]:
         side = plain(table.columns[place].title) if table.style == "pair" and place else ""
         content = inline(cell.content)
         yield cell, anchors + (_tag("div", content, data_side=side) if side else content)
+
+
+def _token(token: Token) -> str:
+    side = "up" if token.advantage > 0 else "down" if token.advantage < 0 else "level"
+    off = "" if token.counts else " off"
+    strength = f"a{round(SHADES * abs(token.advantage))} s{round(SHADES * token.surprise)}"
+    return _tag("span", escape(token.text), class_=f"{side}{off} {strength}", title=token.title)
 
 
 def _figure(figure: Figure) -> str:

@@ -51,7 +51,11 @@ def _block(block: Block) -> Iterator[str]:
             yield f"{'#' * block.level} {_inline(block.text)}"
         case Note():
             if block.style != "contents":
-                yield f"**{_inline(block.text)}**" if block.style == "warning" else _inline(block.text)
+                yield (
+                    f"**{block.style}:** {_inline(block.text)}"
+                    if block.style in ("note", "warning")
+                    else _inline(block.text)
+                )
         case Items():
             lead = f"{escaped(block.lead)}\n\n" if block.lead else ""
             mark = "**warning:** " if block.warning else ""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from io import StringIO
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -32,6 +33,9 @@ from chimera.show.blocks import (
 from chimera.show.card import printable
 
 UNLIMITED = 10_000
+INDENT = "  "
+WORD = 16
+"""Longer words may be broken in a table."""
 STYLES: Mapping[str, str] = {
     "quiet": "dim",
     "strong": "bold",
@@ -45,8 +49,19 @@ STYLES: Mapping[str, str] = {
 
 def show(console: Console, blocks: Sequence[Block]) -> None:
     """Print `blocks`; a pipe gets whole lines of text, and tables of 80 columns."""
-    for one in _drawn(blocks):
-        console.print(one, soft_wrap=isinstance(one, RichText) and not console.is_terminal)
+    for depth, one in _drawn(blocks, 0):
+        if isinstance(one, RichText) and not console.is_terminal:
+            lines = one.split("\n", allow_blank=True)
+            console.print(RichText("\n").join(RichText(INDENT * depth) + line for line in lines), soft_wrap=True)
+        else:
+            console.print(Padding(one, (0, 0, 0, len(INDENT) * depth)) if depth else one)
+
+
+def lines(blocks: Sequence[Block]) -> str:
+    """`blocks` as a pipe gets them."""
+    file = StringIO()
+    show(Console(file=file, highlight=False), blocks)
+    return file.getvalue()
 
 
 def text(content: Inline, *, below: bool = False) -> RichText:
@@ -60,45 +75,48 @@ def text(content: Inline, *, below: bool = False) -> RichText:
     return line
 
 
-def _drawn(blocks: Sequence[Block]) -> Iterator[RenderableType]:
+def _drawn(blocks: Sequence[Block], depth: int) -> Iterator[tuple[int, RenderableType]]:
+    """What to print, each with its depth in folds."""
     for block in blocks:
-        yield from _block(block)
+        match block:
+            case Fold():
+                if not block.detail:
+                    yield depth, text(block.title)
+                    yield from _drawn(block.blocks, depth + 1)
+            case SideBySide():
+                for listed in block.lists:
+                    yield from _drawn(listed, depth)
+            case TableBlock():
+                yield depth, _Fitted(block)
+            case Heading():
+                yield depth, RichText(printable(plain(block.text)), style="bold" if block.level < 3 else "")
+            case _:
+                yield from ((depth, line) for line in _lines(block))
 
 
-def _block(block: Block) -> Iterator[RenderableType]:
+def _lines(block: Block) -> Iterator[RichText]:
+    """A block's lines of text."""
     match block:
-        case Heading():
-            yield RichText(printable(plain(block.text)), style="bold" if block.level < 3 else "")
         case Note():
+            lead = f"{block.style}: " if block.style in ("note", "warning") else ""
             if block.style != "contents":
-                lead = RichText("warning: " if block.style == "warning" else "")
-                yield lead + RichText(printable(plain(block.text)))
+                yield RichText(lead) + text(block.text)
         case Items():
             if block.lead:
                 yield RichText(printable(block.lead))
-            lead = "warning: " if block.warning else "- "
             for item in block.items:
-                yield RichText(f"{lead}{printable(plain(item))}")
+                yield RichText("warning: " if block.warning else "- ") + text(item)
         case FactList():
             for name, value in block.facts:
-                yield RichText(f"{printable(name)}: {printable(plain(value))}")
+                yield RichText(f"{printable(name)}: ") + text(value)
         case ResultCards():
             for one in block.cards:
                 yield RichText(printable(f"{one.title}: {one.verdict}, {plain(one.figures)}. {plain(one.note)}"))
-        case TableBlock():
-            yield _Fitted(block)
         case Figure():
             yield RichText(printable(f"{block.title}: {block.file or block.caption}"))
         case Quote():
-            yield RichText(printable(f"[{block.title}] {block.text}" if block.title else block.text), style="dim")
-        case Fold():
-            if not block.detail:
-                yield text(block.title)
-                for one in _drawn(block.blocks):
-                    yield Padding(one, (0, 0, 0, 2))
-        case SideBySide():
-            for blocks in block.lists:
-                yield from _drawn(blocks)
+            said = "\n".join(map(printable, block.text.splitlines()))
+            yield RichText(f"[{printable(block.title)}] {said}" if block.title else said, style="dim")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +137,11 @@ def _table(table: TableBlock, *, below: bool) -> RichTable:
     drawn = RichTable(title=name, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for place in shown:
         column = table.columns[place]
-        title = text(column.title, below=below)
+        title, cells = text(column.title, below=below), [_cell(row, place, below) for row in table.rows]
         justify = "right" if column.number else "left"
-        drawn.add_column(title, justify=justify, no_wrap=column.number, overflow="fold")
+        lines = [line for cell in cells for line in cell.plain.splitlines()]
+        words = lines if column.number else [word[:WORD] for line in lines for word in line.split()]
+        drawn.add_column(title, justify=justify, overflow="fold", min_width=max(map(len, words), default=0))
     for row in table.rows:
         cells = (_cell(row, place, below) for place in shown)
         drawn.add_row(*cells, style="bold" if row.strong or row.group else "")

@@ -10,14 +10,14 @@ from typing import Any
 
 from chimera.core.errors import RunError
 from chimera.run.directory import Run, list_runs
-from chimera.show import html, markdown
+from chimera.show import html, markdown, terminal
 from chimera.show.blocks import Block, Column, Note, TableBlock, Text
 from evaluation.records.rollout_index import find, read_tree, recorded_rollouts
 from evaluation.report.content import section
-from evaluation.report.content.answers import pair_rows
 from evaluation.report.files import DATA
 from evaluation.report.formats import change, shown, stage_titles
-from evaluation.traces.text import Outline, outline
+from evaluation.report.side_by_side import lines
+from evaluation.traces.conversation import conversation
 from evaluation.verify.check import read_report
 
 REPORT = "report"
@@ -31,6 +31,19 @@ class Words(str):
 
     def _repr_markdown_(self) -> str:
         return str(self)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class BlockView:
+    """Blocks, which a notebook shows as lists that fold."""
+
+    blocks: Sequence[Block]
+
+    def __repr__(self) -> str:
+        return terminal.lines(self.blocks)
+
+    def _repr_html_(self) -> str:
+        return html.render(self.blocks)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -78,7 +91,7 @@ class PairView:
         left_out = f"{len(self.rows) - len(changed)} of {len(self.rows)} fields are the same in both and left out."
         blocks: list[Block] = [
             Note(Text(self.headline, "strong")),
-            TableBlock(self.headline, columns, pair_rows(changed), "pair"),
+            TableBlock(self.headline, columns, lines(changed), "pair"),
             Note(left_out, "fine"),
         ]
         return f'<div style="white-space: pre-line">{html.render(blocks)}</div>'
@@ -156,7 +169,7 @@ class ReportView:
         titles = stage_titles(self._report)
         return tuple(_pair(pair, titles) for pair in self._report["side_by_side"])
 
-    def trace(self, rollout: str | None = None) -> Outline:
+    def trace(self, rollout: str | None = None) -> BlockView:
         """One rollout as an outline: roles, model calls, tool calls, reviews, decision, reward.
 
         Args:
@@ -169,7 +182,8 @@ class ReportView:
         if rollout is None:
             last = list(self._report["outcomes"].values())[-1]
             rollout = self.pairs[0].after if self.pairs else str(last["rollouts"][0]["id"])
-        return outline(read_tree(self._run, find(recorded_rollouts(self._run), rollout)[0]))
+        tree = read_tree(self._run, find(recorded_rollouts(self._run), rollout)[0])
+        return BlockView(conversation(tree, run=self._run.name))
 
     def _section(self, name: str) -> Words:
         return _words(section(self._report, name))

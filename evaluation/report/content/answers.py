@@ -2,8 +2,6 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
-from operator import itemgetter
 from typing import Any
 
 from chimera.show.blocks import (
@@ -22,7 +20,6 @@ from chimera.show.blocks import (
     TableBlock,
     TableLine,
     Text,
-    Tone,
     joined,
 )
 from evaluation.causes.lost import TITLES
@@ -31,11 +28,9 @@ from evaluation.records.study import Plan
 from evaluation.report.content.cells import Links
 from evaluation.report.formats import change, sentence, shown, signed, slug, stage_titles, two
 from evaluation.report.losses import BLAME_HEAD, BLAME_WORDS, LOST_WORDS, blame_rows, lost_rollouts
-from evaluation.scores.rewards import part_title
+from evaluation.report.side_by_side import lines
 
 Report = Mapping[str, Any]
-SEGMENTS: Mapping[str, Tone] = {"removed": "removed", "added": "added"}
-"""Tones of the kinds of `evaluation.report.side_by_side.segments`."""
 
 
 def outcomes(report: Report) -> Iterator[Block]:
@@ -153,34 +148,13 @@ def side_by_side(report: Report) -> Iterator[Block]:
         about = f" reward {change(pair['difference'], 'points')}, answer key {pair['label']}"
         title = [Text(f"{sentence(pair['why'])}: {pair['goal']}", "strong"), Text(about, "quiet")]
         columns = [Column(pair["task"]), *(Column(_side(pair[side], links)) for side in ("before", "after"))]
-        table = TableBlock(f"{before} and {after}, {pair['task']}", columns, pair_rows(pair["rows"]), "pair")
+        table = TableBlock(f"{before} and {after}, {pair['task']}", columns, lines(pair["rows"]), "pair")
         yield Fold(title, [table], open=place == 0)
 
 
 def _side(side: Mapping[str, Any], links: Links) -> Inline:
     title, reward = links.titles[side["stage"]], shown(side["reward"], "points")
     return [f"{title}, ", links.conversation(side["id"]), f", reward {reward}"]
-
-
-def pair_rows(rows: Sequence[Mapping[str, Any]]) -> list[TableLine]:
-    """Rows of `evaluation.report.side_by_side.view` under their sections; what is the same on both sides is once."""
-    drawn: list[TableLine] = []
-    for section, fields in groupby(rows, itemgetter("section")):
-        drawn.append(TableLine([sentence(section)], group=True))
-        for row in fields:
-            cells: list[Inline | Cell] = [part_title(row["field"])]
-            same = [Cell(segments(row["before"]), span=2)]
-            drawn.append(
-                TableLine([*cells, *([segments(row["before"]), segments(row["after"])] if row["changed"] else same)])
-            )
-    return drawn
-
-
-def segments(side: Sequence[Mapping[str, str]] | None) -> list[Piece]:
-    """A text in segments that say what only one side has."""
-    if side is None:
-        return [Text("not there", "quiet")]
-    return [Text(one["text"], SEGMENTS.get(one["kind"], "")) for one in side]
 
 
 def judges(report: Report) -> Iterator[Block]:

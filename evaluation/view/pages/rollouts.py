@@ -1,20 +1,38 @@
 """Lists of rollouts, one rollout, and two side by side."""
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse
 
 from chimera.core.errors import ChimeraError, ConfigError, RunError
 from chimera.run.directory import check_name
+from chimera.show.blocks import (
+    Block,
+    Column,
+    FactList,
+    Fold,
+    Heading,
+    Inline,
+    Note,
+    TableBlock,
+    TableLine,
+    Text,
+    Tone,
+    joined,
+)
 from evaluation.causes.lost import TITLES
 from evaluation.records.rollout_index import read_tree
 from evaluation.records.rollouts import RolloutRecord
-from evaluation.report.side_by_side import view
+from evaluation.report import side_by_side
+from evaluation.report.formats import change
 from evaluation.scores.rewards import part_title
-from evaluation.traces.page import drawn_tokens
+from evaluation.traces.conversation import Learned, goal, outcome, toned, visits
+from evaluation.traces.text import facts
 from evaluation.traces.token_records import read_tokens, tokens_file
 from evaluation.traces.token_texts import learned_texts
 from evaluation.traces.tree import Tree
@@ -29,8 +47,17 @@ from evaluation.view.pages.choice import (
     of_page,
     pages,
 )
-from evaluation.view.pages.desk import ViewDesk
-from evaluation.view.pages.figures import Figures, pair_up
+from evaluation.view.pages.desk import (
+    ViewDesk,
+    answer,
+    pair_address,
+    points,
+    rollout_address,
+    rollouts_address,
+    run_address,
+    share,
+)
+from evaluation.view.pages.figures import Figures, TaskPair, pair_up
 from evaluation.view.reading.rows import RolloutRow, read_record
 from evaluation.view.reading.watched import Snapshot, inside
 
@@ -56,14 +83,18 @@ def routes(desk: ViewDesk) -> APIRouter:
         snapshot, row, record = _record(desk, name, rollout_id)
         tree = _tree(desk, name, record)
         pieces, note = _texts(desk, name, tree)
-        siblings = [one for one in snapshot.by_task[row.task_id] if one.rollout_id != rollout_id]
-        phase = snapshot.rows[row.phase]
-        place = next(number for number, one in enumerate(phase) if one.rollout_id == rollout_id)
-        return desk.page(
-            "rollout.html.j2", run=name, row=row, record=record, tree=tree, note=note, gradients={},
-            tokens=drawn_tokens(tree, pieces), siblings=siblings,
-            before=phase[place - 1] if place else None, after=phase[place + 1] if place + 1 < len(phase) else None,
-        )  # fmt: skip
+        stage = f"phase={row.phase}"
+
+        def by_part(part: str) -> str:
+            return rollouts_address(name, f"{stage}&sort={part if part == 'reward' else f'part:{part}'}")
+
+        blocks = [
+            *_head(snapshot, row, record, tree, note),
+            *visits(tree, Learned(pieces), messages=True),
+            *outcome(record, by_part),
+        ]
+        at = [Text(name, href=run_address(name)), Text(row.phase, href=rollouts_address(name, stage)), rollout_id]
+        return desk.blocks(rollout_id, ["/ ", *joined(at, " / ")], blocks)
 
     @router.get("/pair")
     def pair(request: Request) -> HTMLResponse:
@@ -72,21 +103,18 @@ def routes(desk: ViewDesk) -> APIRouter:
         chosen += [given[side] for side in ("left", "right") if given.get(side)]
         if len(chosen) != 2:
             raise ConfigError(f"{len(chosen)} rollouts are chosen: choose two")
-        sides = [_side(desk, one) for one in chosen]
-        return desk.page("pair.html.j2", sides=sides, rows=view(sides[0]["record"], sides[1]["record"]))
+        left, right = (_side(desk, one) for one in chosen)
+        return desk.blocks("Two rollouts", "/ two rollouts", list(_pair(left, right)))
 
     @router.get("/tasks")
     def tasks(left: str, right: str, change: str = "") -> HTMLResponse:
         if change not in ("", *CHANGES):
             raise ConfigError(f"change={change[:40]!r} is none of {', '.join(CHANGES)}")
         stages = [_stage(desk, left), _stage(desk, right)]
-        pairs = pair_up(stages[0][1], stages[1][1])
-        counts = {name: sum(pair.change == name for pair in pairs) for name in CHANGES}
-        return desk.page(
-            "tasks.html.j2", left=left, right=right, runs=[stage[0] for stage in stages], change_of=change,
-            pairs=[one for one in pairs if change in ("", one.change)], counts=counts, all=len(pairs),
-            figures=[Figures.of([one.left for one in pairs]), Figures.of([one.right for one in pairs])],
-        )  # fmt: skip
+        runs = list(dict.fromkeys(run for run, _ in stages))
+        at = joined([Text(run, href=run_address(run)) for run in runs], " and ")
+        blocks = list(_tasks(left, right, stages[0][1], stages[1][1], change))
+        return desk.blocks("The same tasks in two stages", ["/ ", *at], blocks)
 
     return router
 
@@ -169,11 +197,10 @@ def _texts(desk: ViewDesk, run: str, tree: Tree) -> tuple[Any, str | None]:
         return {}, f"Tokens are shown by their ids, because the run's settings cannot be read: {error}"
 
 
-def _side(desk: ViewDesk, given: str) -> dict[str, Any]:
-    """One side of a pair, from "run/rollout"."""
+def _side(desk: ViewDesk, given: str) -> tuple[str, RolloutRow, RolloutRecord]:
+    """One side of a pair, from "run/rollout": its run, its row and its record."""
     run, _, rollout_id = given.partition("/")
-    _, row, record = _record(desk, run, rollout_id)
-    return {"run": run, "row": row, "record": record, "given": given}
+    return run, *_record(desk, run, rollout_id)[1:]
 
 
 def _stage(desk: ViewDesk, given: str) -> tuple[str, list[RolloutRow]]:
@@ -183,3 +210,106 @@ def _stage(desk: ViewDesk, given: str) -> tuple[str, list[RolloutRow]]:
     if phase not in rows:
         raise RunError(f"run {run!r} has no rollouts of {phase[:80]!r}: there are {', '.join(rows) or 'none'}")
     return run, list(rows[phase])
+
+
+def _head(snapshot: Snapshot, row: RolloutRow, record: RolloutRecord, tree: Tree, note: str | None) -> Iterator[Block]:
+    """A rollout's question, its outcome, and the other rollouts of its task."""
+    run, stage = snapshot.name, f"phase={row.phase}"
+    phase = snapshot.rows[row.phase]
+    place = next(number for number, one in enumerate(phase) if one.rollout_id == row.rollout_id)
+    beside = [("previous", phase[place - 1])] if place else []
+    beside += [("next", phase[place + 1])] if place + 1 < len(phase) else []
+    links = [[" · ", Text(word, href=rollout_address(run, one.rollout_id))] for word, one in beside]
+    yield Note([f"Rollout {record.rollout_id}, task {record.task_id}", *chain.from_iterable(links)], "eyebrow")
+    yield Heading(goal(record), 1)
+    took = "" if record.seconds is None else f" after {record.seconds:.1f} s"
+    large: list[tuple[str, Inline]] = [
+        ("answer", Text(record.answer or "none", "good" if row.right else "bad")),
+        *(("answer key", record.label), ("decision", toned(record.decision or "none"))),
+        *(("reward", Text(points(record.reward), href="#parts")), (f"status{took}", toned(record.status))),
+    ]
+    yield FactList(large, large=True)
+    if record.error:
+        yield Note(Text(record.error, "bad"), "note")
+    if row.lost:
+        yield Note(["Lost by ", Text(TITLES[row.lost], href=rollouts_address(run, f"{stage}&lost={row.lost}"))], "note")
+    if record.veto:
+        yield Note(f"Vetoed by {record.veto}", "note")
+    yield from (Note(text, "note") for text in (*tree.notes, note) if text)
+    siblings = [one for one in snapshot.by_task[row.task_id] if one.rollout_id != row.rollout_id]
+    about = FactList([fact for fact in facts(tree) if fact[0] not in ("answer", "reward", "error")])
+    others = [_siblings(run, record.rollout_id, siblings)] if siblings else []
+    yield Fold(f"About it, and other rollouts of this task ({len(siblings)})", [about, *others])
+
+
+def _siblings(run: str, rollout_id: str, rows: Sequence[RolloutRow]) -> TableBlock:
+    columns = [Column(name) for name in ("stage", "rollout", "answer", "decision")]
+    columns += [Column("reward", number=True), Column("")]
+    lines = [
+        TableLine(
+            [
+                [one.phase, Text(f"repeat {one.repeat}" if one.repeat else "", small=True)],
+                Text(one.rollout_id, href=rollout_address(run, one.rollout_id)),
+                *(answer(one), toned(one.decision or "none"), points(one.reward)),
+                Text("side by side", href=pair_address(run, rollout_id, run, one.rollout_id)),
+            ]
+        )
+        for one in rows
+    ]
+    return TableBlock("Other rollouts of this task", columns, lines)
+
+
+def _pair(left: tuple[str, RolloutRow, RolloutRecord], right: tuple[str, RolloutRow, RolloutRecord]) -> Iterator[Block]:
+    """Two rollouts field by field."""
+    before, after = left[2], right[2]
+    yield Note("Two rollouts side by side", "eyebrow")
+    yield Heading(goal(before), 1)
+    if before.task_id != after.task_id:
+        asked = after.outputs.get("research_goal") or "not recorded"
+        yield Note(f"These are two tasks: {before.task_id} and {after.task_id}. The right one asks: {asked}", "note")
+    columns = [Column(""), *(Column(_side_title(*side)) for side in (left, right))]
+    yield TableBlock("Two rollouts", columns, side_by_side.lines(side_by_side.view(before, after)), "pair")
+
+
+def _side_title(run: str, row: RolloutRow, record: RolloutRecord) -> Inline:
+    link = Text(record.rollout_id, "strong", rollout_address(run, record.rollout_id))
+    decision = toned(record.decision or "none")
+    return [link, f" {run}, {record.phase}: ", *answer(row), " ", decision, f" reward {points(record.reward)}"]
+
+
+def _tasks(
+    left: str, right: str, before: Sequence[RolloutRow], after: Sequence[RolloutRow], change_of: str
+) -> Iterator[Block]:
+    """The tasks of two stages, with what became of their answers."""
+    pairs, runs = pair_up(before, after), [given.partition("/")[0] for given in (left, right)]
+    old, new = Figures.of([one.left for one in pairs]), Figures.of([one.right for one in pairs])
+    yield Note("The same tasks in two stages", "eyebrow")
+    yield Heading(f"{left} and {right}", 1)
+    rewards, rights = f"{points(old.reward)} → {points(new.reward)}", f"{share(old.right)} → {share(new.right)}"
+    yield FactList([("tasks in both", str(len(pairs))), ("reward", rewards), ("right", rights)], large=True)
+    counts = [("", "all", len(pairs)), *((name, name, sum(one.change == name for one in pairs)) for name in CHANGES)]
+    query = {"left": left, "right": right}
+    choices: list[Inline] = []
+    for name, title, count in counts:
+        href = f"/tasks?{urlencode({**query, 'change': name} if name else query)}"
+        choices.append(Text(f"{title} {count}", "strong" if name == change_of else "", href))
+    yield Note(joined(choices, "   "))
+    columns = [Column(name) for name in ("task", "answers", left, right)]
+    columns += [Column("reward", number=True), Column("difference", number=True)]
+    chosen = [one for one in pairs if change_of in ("", one.change)]
+    if not chosen:
+        yield Note(Text("No task is in both stages.", "quiet"))
+    yield TableBlock("Tasks in both stages", columns, [_task(one, runs) for one in chosen])
+
+
+def _task(pair: TaskPair, runs: Sequence[str]) -> TableLine:
+    repeat = f" ({pair.left.repeat})" if pair.left.repeat else ""
+    address = pair_address(runs[0], pair.left.rollout_id, runs[1], pair.right.rollout_id)
+    tone: Mapping[str, Tone] = {"mended": "good", "lost": "bad"}
+    cells: list[Inline] = [Text(f"{pair.left.task_id}{repeat}", href=address)]
+    cells.append(Text(pair.change, tone.get(pair.change, "quiet")))
+    for run, one in zip(runs, (pair.left, pair.right), strict=True):
+        given = Text(one.answer or "none", "good" if one.right else "bad", rollout_address(run, one.rollout_id))
+        cells.append([given, *answer(one)[1:], Text(f" {one.decision or 'none'}", "quiet")])
+    rewards = f"{points(pair.left.reward)} → {points(pair.right.reward)}"
+    return TableLine([*cells, rewards, change(pair.difference, "points")])
