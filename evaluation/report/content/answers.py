@@ -183,7 +183,7 @@ def judges(report: Report) -> Iterator[Block]:
     if judges["canaries"]:
         yield Heading("Canaries", 3)
         yield Note(
-            "Work that deserves next to nothing. SideBySide each score stands what real work gets on the same criteria."
+            "Work that deserves next to nothing. Beside each score stands what real work gets on the same criteria."
         )
         yield _canaries(judges["canaries"])
     for note in judges["notes"]:
