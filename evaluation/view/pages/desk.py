@@ -19,6 +19,7 @@ from evaluation.causes.lost import TITLES
 from evaluation.report.formats import change, shown
 from evaluation.scores.rewards import part_title
 from evaluation.traces.text import field_lines, gist
+from evaluation.view.pages.drawing import LineChart, figure
 from evaluation.view.reading.folder import RunsFolder
 from evaluation.view.reading.rows import RolloutRow
 from evaluation.view.reading.watched import stamps
@@ -141,6 +142,10 @@ def answer(row: RolloutRow) -> list[Text]:
     return [given] if row.right else [given, Text(f" key {row.label}", "quiet")]
 
 
+def drawn(chart: LineChart) -> Markup:
+    return Markup(html.render([figure(chart)]))
+
+
 def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("evaluation", "assets/view"),
@@ -164,6 +169,7 @@ def _environment() -> Environment:
         "change": change,
         "field_lines": field_lines,
         "gist": gist,
+        "chart": drawn,
         "part_title": part_title,
         "lost_titles": TITLES,
     }
