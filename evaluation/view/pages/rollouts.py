@@ -1,10 +1,9 @@
 """Lists of rollouts, one rollout, and two side by side."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 from typing import Any
-from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse
@@ -22,14 +21,11 @@ from chimera.show.blocks import (
     TableBlock,
     TableLine,
     Text,
-    Tone,
     joined,
 )
 from evaluation.causes.lost import TITLES
 from evaluation.records.rollout_index import read_tree
 from evaluation.records.rollouts import RolloutRecord
-from evaluation.report import side_by_side
-from evaluation.report.formats import change
 from evaluation.scores.rewards import part_title
 from evaluation.traces.conversation import Learned, goal, outcome, toned, visits
 from evaluation.traces.text import facts
@@ -55,13 +51,11 @@ from evaluation.view.pages.desk import (
     rollout_address,
     rollouts_address,
     run_address,
-    share,
 )
-from evaluation.view.pages.figures import Figures, TaskPair, pair_up
+from evaluation.view.pages.figures import Figures
+from evaluation.view.pages.pairs import CHANGES, Side, pair_blocks, task_blocks
 from evaluation.view.reading.rows import RolloutRow, read_record
 from evaluation.view.reading.watched import Snapshot, inside
-
-CHANGES = ("mended", "lost", "both right", "both wrong")
 
 
 def routes(desk: ViewDesk) -> APIRouter:
@@ -104,7 +98,7 @@ def routes(desk: ViewDesk) -> APIRouter:
         if len(chosen) != 2:
             raise ConfigError(f"{len(chosen)} rollouts are chosen: choose two")
         left, right = (_side(desk, one) for one in chosen)
-        return desk.blocks("Two rollouts", "/ two rollouts", list(_pair(left, right)))
+        return desk.blocks("Two rollouts", "/ two rollouts", list(pair_blocks(left, right)))
 
     @router.get("/tasks")
     def tasks(left: str, right: str, change: str = "") -> HTMLResponse:
@@ -113,7 +107,7 @@ def routes(desk: ViewDesk) -> APIRouter:
         stages = [_stage(desk, left), _stage(desk, right)]
         runs = list(dict.fromkeys(run for run, _ in stages))
         at = joined([Text(run, href=run_address(run)) for run in runs], " and ")
-        blocks = list(_tasks(left, right, stages[0][1], stages[1][1], change))
+        blocks = list(task_blocks(left, right, stages[0][1], stages[1][1], change))
         return desk.blocks("The same tasks in two stages", ["/ ", *at], blocks)
 
     return router
@@ -197,7 +191,7 @@ def _texts(desk: ViewDesk, run: str, tree: Tree) -> tuple[Any, str | None]:
         return {}, f"Tokens are shown by their ids, because the run's settings cannot be read: {error}"
 
 
-def _side(desk: ViewDesk, given: str) -> tuple[str, RolloutRow, RolloutRecord]:
+def _side(desk: ViewDesk, given: str) -> Side:
     """One side of a pair, from "run/rollout": its run, its row and its record."""
     run, _, rollout_id = given.partition("/")
     return run, *_record(desk, run, rollout_id)[1:]
@@ -257,59 +251,3 @@ def _siblings(run: str, rollout_id: str, rows: Sequence[RolloutRow]) -> TableBlo
         for one in rows
     ]
     return TableBlock("Other rollouts of this task", columns, lines)
-
-
-def _pair(left: tuple[str, RolloutRow, RolloutRecord], right: tuple[str, RolloutRow, RolloutRecord]) -> Iterator[Block]:
-    """Two rollouts field by field."""
-    before, after = left[2], right[2]
-    yield Note("Two rollouts side by side", "eyebrow")
-    yield Heading(goal(before), 1)
-    if before.task_id != after.task_id:
-        asked = after.outputs.get("research_goal") or "not recorded"
-        yield Note(f"These are two tasks: {before.task_id} and {after.task_id}. The right one asks: {asked}", "note")
-    columns = [Column(""), *(Column(_side_title(*side)) for side in (left, right))]
-    yield TableBlock("Two rollouts", columns, side_by_side.lines(side_by_side.view(before, after)), "pair")
-
-
-def _side_title(run: str, row: RolloutRow, record: RolloutRecord) -> Inline:
-    link = Text(record.rollout_id, "strong", rollout_address(run, record.rollout_id))
-    decision = toned(record.decision or "none")
-    return [link, f" {run}, {record.phase}: ", *answer(row), " ", decision, f" reward {points(record.reward)}"]
-
-
-def _tasks(
-    left: str, right: str, before: Sequence[RolloutRow], after: Sequence[RolloutRow], change_of: str
-) -> Iterator[Block]:
-    """The tasks of two stages, with what became of their answers."""
-    pairs, runs = pair_up(before, after), [given.partition("/")[0] for given in (left, right)]
-    old, new = Figures.of([one.left for one in pairs]), Figures.of([one.right for one in pairs])
-    yield Note("The same tasks in two stages", "eyebrow")
-    yield Heading(f"{left} and {right}", 1)
-    rewards, rights = f"{points(old.reward)} → {points(new.reward)}", f"{share(old.right)} → {share(new.right)}"
-    yield FactList([("tasks in both", str(len(pairs))), ("reward", rewards), ("right", rights)], large=True)
-    counts = [("", "all", len(pairs)), *((name, name, sum(one.change == name for one in pairs)) for name in CHANGES)]
-    query = {"left": left, "right": right}
-    choices: list[Inline] = []
-    for name, title, count in counts:
-        href = f"/tasks?{urlencode({**query, 'change': name} if name else query)}"
-        choices.append(Text(f"{title} {count}", "strong" if name == change_of else "", href))
-    yield Note(joined(choices, "   "))
-    columns = [Column(name) for name in ("task", "answers", left, right)]
-    columns += [Column("reward", number=True), Column("difference", number=True)]
-    chosen = [one for one in pairs if change_of in ("", one.change)]
-    if not chosen:
-        yield Note(Text("No task is in both stages.", "quiet"))
-    yield TableBlock("Tasks in both stages", columns, [_task(one, runs) for one in chosen])
-
-
-def _task(pair: TaskPair, runs: Sequence[str]) -> TableLine:
-    repeat = f" ({pair.left.repeat})" if pair.left.repeat else ""
-    address = pair_address(runs[0], pair.left.rollout_id, runs[1], pair.right.rollout_id)
-    tone: Mapping[str, Tone] = {"mended": "good", "lost": "bad"}
-    cells: list[Inline] = [Text(f"{pair.left.task_id}{repeat}", href=address)]
-    cells.append(Text(pair.change, tone.get(pair.change, "quiet")))
-    for run, one in zip(runs, (pair.left, pair.right), strict=True):
-        given = Text(one.answer or "none", "good" if one.right else "bad", rollout_address(run, one.rollout_id))
-        cells.append([given, *answer(one)[1:], Text(f" {one.decision or 'none'}", "quiet")])
-    rewards = f"{points(pair.left.reward)} → {points(pair.right.reward)}"
-    return TableLine([*cells, rewards, change(pair.difference, "points")])
