@@ -66,7 +66,7 @@ KEY = (
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
+class LearnedTokens:
     """What to show of the tokens that an update learned from.
 
     Attributes:
@@ -78,7 +78,7 @@ class Learned:
     gradients: Mapping[str, str] = field(default_factory=dict)
 
 
-def page(tree: Tree, *, run: str, learned: Learned | None = None, note: str | None = None, back: str = "") -> str:
+def page(tree: Tree, *, run: str, learned: LearnedTokens | None = None, note: str | None = None, back: str = "") -> str:
     """The rollout as one page that needs nothing else.
 
     Args:
@@ -87,7 +87,7 @@ def page(tree: Tree, *, run: str, learned: Learned | None = None, note: str | No
     """
     record = tree.record
     links: list[Piece] = [" · ", Text("in the report", href=back)] if back else []
-    blocks = conversation(tree, run=run, learned=learned or Learned(), note=note, messages=True, top=links)
+    blocks = conversation(tree, run=run, learned=learned or LearnedTokens(), note=note, messages=True, top=links)
     return html.page(f"Rollout {record.rollout_id} of run {run}", blocks)
 
 
@@ -95,7 +95,7 @@ def conversation(
     tree: Tree,
     *,
     run: str,
-    learned: Learned | None = None,
+    learned: LearnedTokens | None = None,
     note: str | None = None,
     messages: bool = False,
     top: Sequence[Piece] = (),
@@ -136,7 +136,7 @@ def toned(word: str) -> Text:
     return Text(word, TONES.get(word, ""))
 
 
-def visits(tree: Tree, learned: Learned | None, *, messages: bool) -> Iterator[Block]:
+def visits(tree: Tree, learned: LearnedTokens | None, *, messages: bool) -> Iterator[Block]:
     """What happened, visit by visit."""
     if learned is not None and tree.learned:
         learners = [(place, visit) for place, visit in enumerate(tree.visits, 1) if visit_learned(visit)]
@@ -183,7 +183,7 @@ class _Drawing:
     """What of a rollout is shown."""
 
     tree: Tree
-    learned: Learned | None
+    learned: LearnedTokens | None
     messages: bool
 
     def visit(self, visit: ShownVisit, anchor: str) -> Fold:

@@ -27,7 +27,7 @@ from evaluation.causes.lost import TITLES
 from evaluation.records.rollout_index import read_tree
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.scores.rewards import part_title
-from evaluation.traces.conversation import Learned, goal, outcome, toned, visits
+from evaluation.traces.conversation import LearnedTokens, goal, outcome, toned, visits
 from evaluation.traces.text import facts
 from evaluation.traces.token_records import read_tokens, tokens_file
 from evaluation.traces.token_texts import learned_texts
@@ -84,7 +84,7 @@ def routes(desk: ViewDesk) -> APIRouter:
 
         blocks = [
             *_head(snapshot, row, record, tree, note),
-            *visits(tree, Learned(pieces), messages=True),
+            *visits(tree, LearnedTokens(pieces), messages=True),
             *outcome(record, by_part),
         ]
         at = [Text(name, href=run_address(name)), Text(row.phase, href=rollouts_address(name, stage)), rollout_id]

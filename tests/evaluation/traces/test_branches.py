@@ -9,7 +9,7 @@ from test_trace_tree import Story, outline, record
 
 from chimera.core.errors import RunError
 from evaluation.traces.branches import branches_of
-from evaluation.traces.conversation import Learned, page
+from evaluation.traces.conversation import LearnedTokens, page
 from evaluation.traces.text import branch_line
 from evaluation.traces.token_records import Objective, TokenRecord, tokens_file, write_tokens
 from evaluation.traces.tree import tree
@@ -89,7 +89,7 @@ def test_each_token_of_a_branch_is_followed_from_the_reward_to_the_gradient(run)
     assert f"'ye' 1 +0.500 -0.105 -0.010 x1.100 25.000% {shares[0]}" in shown
     assert f"'s' 1 +0.500 -0.693 -0.288 x1.500 clipped 25.000% {shares[1]}" in shown
     assert "the call was not read again after the update" in shown
-    html = page(made, run="mine", learned=Learned({"r1/0": ["ye", "s"]}))
+    html = page(made, run="mine", learned=LearnedTokens({"r1/0": ["ye", "s"]}))
     assert "x1.500 clipped" in html
     assert EVIL not in html
 

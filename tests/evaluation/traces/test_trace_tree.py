@@ -16,7 +16,7 @@ from rich.console import Console
 from agents.visit.record import ModelCall, ToolUse
 from chimera.show import terminal
 from evaluation.records.rollouts import RolloutRecord
-from evaluation.traces.conversation import Learned, conversation, page
+from evaluation.traces.conversation import LearnedTokens, conversation, page
 from evaluation.traces.spans import RAW, Position, exchange_span, operation_span, outcome_span
 from evaluation.traces.text import gist, tool_texts
 from evaluation.traces.token_records import TokenRecord
@@ -26,7 +26,7 @@ from evaluation.traces.tree import tree
 
 def outline(made, *, messages=False, pieces=None):
     """What a pipe gets, with single spaces."""
-    learned = None if pieces is None else Learned(pieces)
+    learned = None if pieces is None else LearnedTokens(pieces)
     file = StringIO()
     terminal.show(Console(file=file, width=200), conversation(made, run="mine", messages=messages, learned=learned))
     return re.sub(" +", " ", file.getvalue())
@@ -345,7 +345,7 @@ class Reader(HTMLParser):
 
 def test_the_page_is_self_contained_and_shows_each_token():
     pieces = {"ProtocolDesigner-1-1-1": ["a", "<b>", "c"]}
-    text = page(tree(record(), revised(), [learned()]), run="mine", learned=Learned(pieces))
+    text = page(tree(record(), revised(), [learned()]), run="mine", learned=LearnedTokens(pieces))
     read = Reader(text)
     assert all(one.startswith("#visit-") for one in read.addresses)
     assert "url(" not in text
@@ -378,7 +378,7 @@ def test_what_models_and_tools_wrote_is_data():
     outputs = {"research_goal": EVIL, "final_rationale": EVIL}
     token = replace(learned("ProtocolDesigner-1-1-2"), policy=EVIL)
     made = tree(record(outputs=outputs, error=EVIL, status="failed"), story.end(), [token])
-    text = page(made, run=EVIL, learned=Learned({"ProtocolDesigner-1-1-2": [EVIL, "", "x"]}))
+    text = page(made, run=EVIL, learned=LearnedTokens({"ProtocolDesigner-1-1-2": [EVIL, "", "x"]}))
     assert "script" not in Reader(text).tags
     assert "<script" not in text
     assert "{{ 7*7 }}" in text
