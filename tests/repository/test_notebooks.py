@@ -90,7 +90,7 @@ def check_report(notebook, curves):
     assert any("<ins>" in pair["text/html"] for pair in pairs)
     (trace,) = outputs(notebook, "report.trace(")
     for role in ROLES:
-        assert re.search(rf"<summary>(<b>)?{role}\\b", trace["text/html"])
+        assert re.search(rf"<summary>(<b>)?{role}\b", trace["text/html"])
 
 
 def test_the_society_answers_in_the_notebook(tmp_path):
