@@ -109,17 +109,11 @@ def conversation(
         top: Follows the run's name.
     """
     record = tree.record
-    large: list[tuple[str, Inline]] = [
-        *(("answer", record.answer or "none"), ("answer key", record.label)),
-        ("decision", toned(record.decision or "none")),
-        *(("reward", number(record.reward)), ("status", toned(record.status))),
-    ]
-    others = [(name, text) for name, text in facts(tree) if name not in ("answer", "reward")]
     return [
         Note([f"Run {run}, rollout {record.rollout_id}", *top], "eyebrow"),
         Heading(goal(record), 1),
-        FactList(large, large=True),
-        FactList([(name, Text(text, "bad" if name == "error" else "")) for name, text in others]),
+        summary(record),
+        FactList([(name, Text(text, "bad" if name == "error" else "")) for name, text in facts(tree)]),
         *(Note(text, "note") for text in (*tree.notes, note) if text),
         *visits(tree, learned, messages=messages),
         *outcome(record),
@@ -129,6 +123,20 @@ def conversation(
 def goal(record: RolloutRecord) -> str:
     """The question, or the task's id if the rollout did not come to it."""
     return str(record.outputs.get("research_goal") or f"Task {record.task_id}")
+
+
+def summary(record: RolloutRecord, reward: str = "") -> FactList:
+    """The outcome in a few words; the reward leads to `reward`."""
+    took = "" if record.seconds is None else f" after {record.seconds:.2f} s"
+    answer = Text(record.answer or "none", "good" if record.answer == record.label else "bad")
+    return FactList(
+        [
+            *(("answer", answer), ("answer key", record.label)),
+            ("decision", toned(record.decision or "none")),
+            *(("reward", Text(number(record.reward), href=reward)), (f"status{took}", toned(record.status))),
+        ],
+        large=True,
+    )
 
 
 def toned(word: str) -> Text:

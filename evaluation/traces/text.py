@@ -16,22 +16,17 @@ GIVEN_NAMES = {"choice": "given choice", "justification": "sentence on the given
 
 
 def facts(tree: Tree) -> list[tuple[str, str]]:
-    """What the rollout was, by name."""
+    """What the rollout was, by name, beside its outcome."""
     record = tree.record
-    found = [
-        ("task", f"{record.task_id}, repeat {record.repeat}, seed {record.seed}, phase {record.phase}"),
-        ("status", f"{record.status}{'' if record.seconds is None else f' after {record.seconds:.2f} s'}"),
-    ]
-    if record.error:
-        found.append(("error", record.error))
-    found.append(("answer", f"{record.answer or 'none'}, and the answer key says {record.label}"))
-    found.append(("decision", f"{record.decision or 'none'}{f', vetoed by {record.veto}' if record.veto else ''}"))
-    found.append(("reward", number(record.reward)))
     used = {
         model: ", ".join(versions) for model, versions in record.weights_versions.items() if versions
     } or record.policy_versions
-    found.append(("models", "; ".join(f"{model}: {version}" for model, version in used.items()) or "not known"))
-    return found
+    return [
+        ("task", f"{record.task_id}, repeat {record.repeat}, seed {record.seed}, phase {record.phase}"),
+        *([("error", record.error)] if record.error else []),
+        *([("vetoed by", record.veto)] if record.veto else []),
+        ("models", "; ".join(f"{model}: {version}" for model, version in used.items()) or "not known"),
+    ]
 
 
 def title(visit: ShownVisit) -> str:

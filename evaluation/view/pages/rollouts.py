@@ -16,7 +16,6 @@ from chimera.show.blocks import (
     FactList,
     Fold,
     Heading,
-    Inline,
     Note,
     TableBlock,
     TableLine,
@@ -27,7 +26,7 @@ from evaluation.causes.lost import TITLES
 from evaluation.records.rollout_index import read_tree
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.scores.rewards import part_title
-from evaluation.traces.conversation import LearnedTokens, goal, outcome, toned, visits
+from evaluation.traces.conversation import LearnedTokens, goal, outcome, summary, toned, visits
 from evaluation.traces.text import facts
 from evaluation.traces.token_records import read_tokens, tokens_file
 from evaluation.traces.token_texts import learned_texts
@@ -216,13 +215,7 @@ def _head(snapshot: Snapshot, row: RolloutRow, record: RolloutRecord, tree: Tree
     links = [[" · ", Text(word, href=rollout_address(run, one.rollout_id))] for word, one in beside]
     yield Note([f"Rollout {record.rollout_id}, task {record.task_id}", *chain.from_iterable(links)], "eyebrow")
     yield Heading(goal(record), 1)
-    took = "" if record.seconds is None else f" after {record.seconds:.1f} s"
-    large: list[tuple[str, Inline]] = [
-        ("answer", Text(record.answer or "none", "good" if row.right else "bad")),
-        *(("answer key", record.label), ("decision", toned(record.decision or "none"))),
-        *(("reward", Text(points(record.reward), href="#parts")), (f"status{took}", toned(record.status))),
-    ]
-    yield FactList(large, large=True)
+    yield summary(record, "#parts")
     if record.error:
         yield Note(Text(record.error, "bad"), "note")
     if row.lost:
@@ -231,7 +224,7 @@ def _head(snapshot: Snapshot, row: RolloutRow, record: RolloutRecord, tree: Tree
         yield Note(f"Vetoed by {record.veto}", "note")
     yield from (Note(text, "note") for text in (*tree.notes, note) if text)
     siblings = [one for one in snapshot.by_task[row.task_id] if one.rollout_id != row.rollout_id]
-    about = FactList([fact for fact in facts(tree) if fact[0] not in ("answer", "reward", "error")])
+    about = FactList([fact for fact in facts(tree) if fact[0] not in ("error", "vetoed by")])
     others = [_siblings(run, record.rollout_id, siblings)] if siblings else []
     yield Fold(f"About it, and other rollouts of this task ({len(siblings)})", [about, *others])
 

@@ -213,7 +213,8 @@ def test_only_the_attempt_that_reported_is_shown():
 def test_the_outline_has_everything_a_reader_looks_for():
     text = str(outline(tree(record(), revised(), [learned()]), messages=True))
     for wanted in (
-        "rollout ro-1", "Does it work?", "succeeded after 2.00 s", "answer: yes", "answer key: yes", "decision: GO",
+        "rollout ro-1", "Does it work?", "status after 2.00 s: succeeded", "answer: yes",
+        "answer key: yes", "decision: GO",
         "senior: v1",
         'literature_search {"query":"it"} -> found p-1', "[p-1] It fell.", "[system] You are the Neurologist.",
         "the one re-ask after an unreadable answer", "unread: no JSON", "probability of each: Geneticist 25.0%",
