@@ -15,11 +15,11 @@ from starlette.responses import HTMLResponse
 from chimera.run.owner import owner
 from chimera.show import html
 from chimera.show.blocks import Block, Inline, Text
+from chimera.show.chart import LineChart, figure
 from evaluation.causes.lost import TITLES
 from evaluation.report.formats import change, shown
 from evaluation.scores.rewards import part_title
 from evaluation.traces.text import field_lines, gist
-from evaluation.view.pages.drawing import LineChart, figure
 from evaluation.view.reading.folder import RunsFolder
 from evaluation.view.reading.rows import RolloutRow
 from evaluation.view.reading.watched import stamps
