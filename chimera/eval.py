@@ -284,7 +284,7 @@ def _write(
     study: "Study", asked: "AskedEvaluation", lines: "list[dict[str, Any]]", out: Path, view: "View"
 ) -> "dict[str, Any]":
     """Write the report, and record its arguments and its files' hashes in the ledger."""
-    from evaluation.report.publish import publish, publish_predictions
+    from evaluation.report.files import publish, publish_predictions
     from evaluation.verify.asked import Evaluated, folder_in, hashes_of
 
     with view.doing("computing intervals, tests and plots, and writing the report"):
@@ -299,24 +299,17 @@ def _write(
 
 
 def _show(report: "Mapping[str, Any]", study: "Study", out: Path, console: "Console") -> None:
+    from chimera.show import terminal
+    from chimera.show.blocks import Items
     from evaluation.measures.official import missing_sentence
-    from evaluation.report.figures import standing_words
+    from evaluation.report.content.head import brief
     from evaluation.report.files import PREDICTIONS
-    from evaluation.report.gave import lost_words
-    from evaluation.report.repairs import blame_words
-    from evaluation.report.table import beside, phases, table
-    from evaluation.report.words import tool_warnings
+    from evaluation.report.notes import tool_warnings
 
-    console.print(table(report))
-    if report["baselines"]:
-        console.print(beside(report))
-    if (gave := phases(report)) is not None:
-        console.print(gave)
-    console.print(report["verdict"]["text"], soft_wrap=True, markup=False)
-    for words in filter(None, (standing_words(report), lost_words(report), blame_words(report))):
-        console.print(words, soft_wrap=True, markup=False)
-    for warning in [*report["cautions"], *tool_warnings(study), *report["judges"]["warnings"]]:
-        console.print(f"warning: {warning}", soft_wrap=True, markup=False)
+    terminal.show(console, list(brief(report)))
+    terminal.show(
+        console, [Items([*report["cautions"], *tool_warnings(study), *report["judges"]["warnings"]], warning=True)]
+    )
     files = "report.md, report.json, metrics.csv, rollouts.csv, plots/, conversations in rollouts/"
     console.print(f"report: {out / 'index.html'} (also {files})", soft_wrap=True, markup=False)
     if (predicted := report["predictions"]) is not None:

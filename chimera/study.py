@@ -253,9 +253,10 @@ def _report(job: StudyJob) -> None:
     from rich.console import Console
 
     from chimera.run.environment import describe_code
+    from chimera.show import markdown, terminal
     from evaluation.seeds.compare import build
     from evaluation.seeds.runs import SeedRun
-    from evaluation.seeds.study_text import about, markdown, notes, tables
+    from evaluation.seeds.study_text import about, brief, document, notes
 
     read = [
         SeedRun.read(one.name, one.seed, one.data_seed, job.folder / one.name / "report" / "report.json")
@@ -263,10 +264,9 @@ def _report(job: StudyJob) -> None:
     ]
     study = {**build(read), "written": describe_code()}
     replace_file(job.folder / DATA, json.dumps(study, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-    replace_file(job.folder / TEXT, markdown(study))
+    replace_file(job.folder / TEXT, markdown.render(document(study)))
     console = Console(highlight=False)
-    for table in tables(study):
-        console.print(table)
+    terminal.show(console, brief(study))
     for line in (about(study), *notes(study), f"study: {job.folder / TEXT} (also {DATA}; each run has a report/)"):
         console.print(line, markup=False, soft_wrap=True)
 

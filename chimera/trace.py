@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from chimera.run.directory import Run
     from evaluation.records.rollouts import RolloutRecord
+    from evaluation.traces.conversation import LearnedTokens
     from evaluation.traces.tree import Tree
 
 
@@ -143,6 +144,7 @@ def _row(record: "RolloutRecord") -> tuple[str, ...]:
 def _show(console: "Console", run: "Run", record: "RolloutRecord", arguments: argparse.Namespace) -> None:
     """Show one rollout on the terminal or write it as a page."""
     from evaluation.records.rollout_index import read_tree
+    from evaluation.traces.conversation import LearnedTokens
 
     made = read_tree(run, record)
     wanted = arguments.tokens or arguments.html is not None
@@ -157,29 +159,22 @@ def _show(console: "Console", run: "Run", record: "RolloutRecord", arguments: ar
 
         gradients = gradient_lines(run, made, pieces)
     if arguments.html is not None:
-        _write_page(arguments.html, run, made, pieces, gradients, missing)
+        _write_page(arguments.html, run, made, LearnedTokens(pieces, gradients), missing)
         console.print(f"wrote {arguments.html}", soft_wrap=True, markup=False)
         return
-    from chimera.show.card import show
-    from evaluation.traces.text import outline
+    from chimera.show import terminal
+    from evaluation.traces.conversation import conversation
 
     if missing:
         console.print(missing, soft_wrap=True, markup=False)
-    shown = pieces if arguments.tokens else None
-    show(console, outline(made, messages=arguments.messages, pieces=shown, gradients=gradients))
+    learned = LearnedTokens(pieces, gradients) if arguments.tokens else None
+    terminal.show(console, conversation(made, run=run.name, learned=learned, messages=arguments.messages))
 
 
-def _write_page(
-    path: Path,
-    run: "Run",
-    tree: "Tree",
-    pieces: Mapping[str, Sequence[str]],
-    gradients: Mapping[str, str],
-    note: str | None,
-) -> None:
-    from evaluation.traces.page import page
+def _write_page(path: Path, run: "Run", tree: "Tree", learned: "LearnedTokens", note: str | None) -> None:
+    from evaluation.traces.conversation import page
 
-    text = page(tree, run=run.name, pieces=pieces, note=note, gradients=gradients)
+    text = page(tree, run=run.name, learned=learned, note=note)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8", errors="backslashreplace")

@@ -24,7 +24,7 @@ from evaluation.measures.comparison import Comparison
 from evaluation.records.plan import gate_tasks
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from evaluation.records.study import BASE, GATE
-from evaluation.report.figures import signed
+from evaluation.report.formats import signed
 from training import gate_power
 from training.gate_rule import Rivalry, compare
 from training.summary import summarize

@@ -51,8 +51,8 @@ from evaluation.records.plan import ALONE, place_name
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import Plan, Stage, StageAnswers, Study
 from evaluation.report import side_by_side
+from evaluation.report.notes import about_run, cautions, notes, players
 from evaluation.report.plots.base import Plot
-from evaluation.report.words import about_run, cautions, notes, players
 from evaluation.scores.judge_health import health
 
 FORMAT = "chimera-report"

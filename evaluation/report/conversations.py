@@ -12,8 +12,8 @@ from typing import Any
 
 from evaluation.records.rollout_index import read_tree
 from evaluation.records.study import Plan, Study
-from evaluation.report.figures import slug
-from evaluation.traces.page import page
+from evaluation.report.formats import slug
+from evaluation.traces.conversation import page
 
 FOLDER = "rollouts"
 """Folder of the pages, below the report's."""
@@ -54,7 +54,7 @@ def conversations(study: Study, report: Report) -> Iterator[tuple[str, str]]:
         for record in answers.records:
             if record.rollout_id in wanted:
                 back = f"../index.html#{slug(answers.stage.name)}-{record.rollout_id}"
-                made = page(read_tree(study.run, record), run=study.run.name, pieces={}, back=back)
+                made = page(read_tree(study.run, record), run=study.run.name, back=back)
                 yield file_of(record.rollout_id), made
 
 

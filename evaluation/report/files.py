@@ -1,20 +1,64 @@
-"""A report's files: report.json, what is made from it (report.md, index.html, CSV), each replaced as a whole."""
+"""Writes the report of a study: numbers, drawings, and the files that show them, each replaced as a whole."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from chimera.core.errors import RunError
 from chimera.core.files import replace_file
-from evaluation.report.page import page
+from chimera.run.environment import describe_code
+from evaluation.conduct.progress import ProgressView
+from evaluation.measures.official import predictions, unanswered, write_predictions
+from evaluation.records.study import Study
+from evaluation.report import content
+from evaluation.report.build import build, compare_all
+from evaluation.report.conversations import linked, write_conversations
+from evaluation.report.plots.base import draw_all
 from evaluation.report.spreadsheet import METRICS, ROLLOUTS, metrics_csv, rollouts_csv
-from evaluation.report.text import markdown
 
 DATA, TEXT, PAGE = "report.json", "report.md", "index.html"
 PREDICTIONS, MISSING = "predictions.json", "predictions_missing.json"
 FILES = (DATA, TEXT, PAGE, METRICS, ROLLOUTS, PREDICTIONS, MISSING)
 PLOTS = "plots"
+
+
+def publish(
+    study: Study,
+    lines: Sequence[Mapping[str, Any]],
+    folder: Path,
+    progress: ProgressView | None = None,
+) -> dict[str, Any]:
+    """Write the report of `study` into `folder`.
+
+    Args:
+        lines: The training run's metrics, for learning curves.
+        progress: Shows how many pages of conversations are written.
+
+    Returns:
+        The data of report.json.
+
+    Raises:
+        RunError: A file cannot be written.
+    """
+    with _writing(folder):
+        (folder / PLOTS).mkdir(parents=True, exist_ok=True)
+        # Remove predictions of an earlier evaluation, which would look like those of this one.
+        for name in (PREDICTIONS, MISSING):
+            (folder / name).unlink(missing_ok=True)
+    drawn = draw_all(study, lines, compare_all(study), folder / PLOTS)
+    plots = [replace(plot, files={kind: f"{PLOTS}/{name}" for kind, name in plot.files.items()}) for plot in drawn]
+    report = {**build(study, plots, folder), "written": describe_code()}
+    quiet = nullcontext(lambda _done, _text: None)
+    with (
+        _writing(folder),
+        quiet if progress is None else progress.work("conversations", len(linked(report))) as advance,
+    ):
+        write_conversations(study, report, folder, advance)
+    write_report(report, folder)
+    return report
 
 
 def write_report(report: Mapping[str, Any], folder: Path) -> Path:
@@ -23,35 +67,48 @@ def write_report(report: Mapping[str, Any], folder: Path) -> Path:
     Raises:
         RunError: A file cannot be written, or a plot's drawing cannot be read.
     """
-    try:
-        shown = shown_files(report, folder)
+    with _writing(folder):
+        drawings = {
+            plot["name"]: (folder / plot["files"]["svg"]).read_text(encoding="utf-8")
+            for plot in report["plots"]
+            if "svg" in plot["files"]
+        }
+        texts = {
+            DATA: json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n",
+            TEXT: content.text(report),
+            PAGE: content.page(report, drawings),
+            **sheets(report),
+        }
         folder.mkdir(parents=True, exist_ok=True)
-        replace_file(folder / DATA, json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-        for name, text in shown.items():
+        for name, text in texts.items():
             replace_file(folder / name, text)
-    except OSError as error:
-        raise RunError(f"the report cannot be written to {folder}: {error.filename} {error.strerror}") from error
     return folder / PAGE
 
 
-def shown_files(report: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    """The texts of all files that show `report`, by name; `folder` has its plots.
+def sheets(report: Mapping[str, Any]) -> dict[str, str]:
+    """The spreadsheets of `report` by file name."""
+    return {METRICS: metrics_csv(report), ROLLOUTS: rollouts_csv(report)}
+
+
+def publish_predictions(study: Study, folder: Path) -> Path:
+    """Write the last stage's answers for PubMedQA's evaluation script; returns the file.
+
+    Tasks without an answer are left out. A file beside it lists them with the reasons.
 
     Raises:
-        OSError: A drawing cannot be read.
+        RunError: A file cannot be written.
     """
-    return {
-        TEXT: markdown(report),
-        PAGE: page(report, drawings_of(report, folder)),
-        METRICS: metrics_csv(report),
-        ROLLOUTS: rollouts_csv(report),
-    }
+    answers = study.answers[study.plan.final.name]
+    path = folder / PREDICTIONS
+    write_predictions(path, predictions(study.plan, answers))
+    if missing := unanswered(study.plan, answers):
+        write_predictions(folder / MISSING, missing)
+    return path
 
 
-def drawings_of(report: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    """The report's SVG drawings in `folder`, by the name of the plot; raises OSError if a drawing cannot be read."""
-    return {
-        plot["name"]: (folder / plot["files"]["svg"]).read_text(encoding="utf-8")
-        for plot in report["plots"]
-        if "svg" in plot["files"]
-    }
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"the report cannot be written to {folder}: {error.filename} {error.strerror}") from error

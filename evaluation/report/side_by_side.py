@@ -4,14 +4,21 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Literal
 
 from chimera.show.ask import choice_reason, chooser
+from chimera.show.blocks import Cell, Inline, Piece, TableLine, Text, Tone
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import Study
+from evaluation.report.formats import sentence
+from evaluation.scores.rewards import part_title
 
 TOKEN = re.compile(r"\s+|\w+(?:-\w+|[.,]\d+)*%?|[^\w\s]")
 """Splits a text completely into words with hyphens, numbers with decimals, single marks and white space."""
+SEGMENTS: Mapping[str, Tone] = {"removed": "removed", "added": "added"}
+"""Tones of the kinds of `segments`."""
 Why = Literal["largest gain", "median", "largest loss"]
 Kind = Literal["same", "removed", "added"]
 
@@ -74,6 +81,27 @@ def view(before: RolloutRecord, after: RolloutRecord) -> list[dict[str, Any]]:
     """
     old, new = (dict(_fields(record)) for record in (before, after))
     return [_row(name, old.get(name), new.get(name)) for name in _merged(list(old), list(new))]
+
+
+def lines(rows: Sequence[Mapping[str, Any]]) -> list[TableLine]:
+    """Rows of `view` under their sections; what is the same on both sides is once."""
+    drawn: list[TableLine] = []
+    for section, fields in groupby(rows, itemgetter("section")):
+        drawn.append(TableLine([sentence(section)], group=True))
+        for row in fields:
+            cells: list[Inline | Cell] = [part_title(row["field"])]
+            same = [Cell(_texts(row["before"]), span=2)]
+            drawn.append(
+                TableLine([*cells, *([_texts(row["before"]), _texts(row["after"])] if row["changed"] else same)])
+            )
+    return drawn
+
+
+def _texts(side: Sequence[Mapping[str, str]] | None) -> list[Piece]:
+    """A text in segments that say what only one side has."""
+    if side is None:
+        return [Text("not there", "quiet")]
+    return [Text(one["text"], SEGMENTS.get(one["kind"], "")) for one in side]
 
 
 def segments(before: str, after: str) -> tuple[list[dict[str, str]], list[dict[str, str]]]:

@@ -24,7 +24,7 @@ from evaluation.measures.statistics import (
 )
 from evaluation.records.plan import ALONE
 from evaluation.records.study import BASE
-from evaluation.seeds import gave
+from evaluation.seeds import gains
 from evaluation.seeds.crossed import (
     Estimate,
     crossed_interval,
@@ -92,8 +92,8 @@ def build(runs: Sequence[SeedRun]) -> dict[str, Any]:
         "comparisons": [
             found for pair in pairs_of(runs) if (found := _comparison(pair, runs, metrics, settings))["metrics"]
         ],
-        "shapley": gave.shapley(runs),
-        "blame": gave.blame(runs),
+        "shapley": gains.shapley(runs),
+        "blame": gains.blame(runs),
     }
 
 

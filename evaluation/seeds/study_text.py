@@ -1,13 +1,12 @@
-"""A study for readers: study.md, tables for a terminal of 80 columns, and notes on the limits."""
+"""A study for readers, as blocks: study.md, the tables for a terminal, and notes on the limits."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.markup import escape
-from rich.table import Table
+from chimera.show.blocks import Block, Column, Heading, Inline, Items, Note, TableBlock, TableLine, Text
 
 SHOWN = ("reward", "alignment")
-"""The metrics of the terminal's first table; study.md has all."""
+"""The metrics that the terminal shows; study.md has all."""
 CLOSE = 30
 """With fewer tasks a bootstrap interval is rough."""
 
@@ -66,132 +65,119 @@ def _gaps(study: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def tables(study: Mapping[str, Any]) -> list[Table]:
-    """The comparisons, and each run of the first of them; 80 columns hold both."""
+def brief(study: Mapping[str, Any]) -> list[Block]:
+    """The comparisons, each run of the first of them, and what each phase gave; 80 columns hold them."""
     shown = [name for name in SHOWN if name in study["metrics"]]
     level = f"{100 * study['settings']['confidence']:g} %"
-    whole = Table(title=f"differences with {level} intervals over seeds and tasks", title_justify="left")
-    whole.add_column("what")
-    for name in shown:
-        whole.add_column(_heading(study, name), justify="right", no_wrap=True)
-    for row in study["comparisons"]:
-        cells = [_cell(row["metrics"].get(name), _scale(study, name)) for name in shown]
-        whole.add_row(escape(_title(row)), *cells, end_section=True)
-    runs = [_runs_table(study, shown)] if study["comparisons"] else []
-    return [whole, *runs, *([_shapley_table(study)] if study["shapley"] else [])]
+    lines = [
+        TableLine([_title(row), *(_summary(row["metrics"].get(name), _scale(study, name)) for name in shown)])
+        for row in study["comparisons"]
+    ]
+    columns = [Column("what"), *(Column(_heading(study, name), number=True) for name in shown)]
+    blocks: list[Block] = [TableBlock(f"differences with {level} intervals over seeds and tasks", columns, lines)]
+    blocks += [_runs_of_first(study, shown)] if study["comparisons"] else []
+    blocks += [_shapley(study)] if study["shapley"] else []
+    return blocks
 
 
-def _shapley_table(study: Mapping[str, Any]) -> Table:
-    table = Table(title="what each phase gave: Shapley values over seeds and tasks", title_justify="left")
-    table.add_column("phase")
-    for name in study["shapley"]:
-        table.add_column(_heading(study, name), justify="right", no_wrap=True)
-    for phase in next(iter(study["shapley"].values())):
-        cells = [_difference(rows[phase], _scale(study, name)) for name, rows in study["shapley"].items()]
-        table.add_row(escape(phase), *cells)
-    return table
-
-
-def _runs_table(study: Mapping[str, Any], shown: Sequence[str]) -> Table:
-    first = study["comparisons"][0]
-    shown = [name for name in shown if name in first["metrics"]]
-    table = Table(title=f"{first['title']}, run by run: intervals over tasks only", title_justify="left")
-    table.add_column("run", no_wrap=True)
-    for name in shown:
-        table.add_column(_heading(study, name), justify="right", no_wrap=True)
-    by_run = {name: {one["run"]: one for one in first["metrics"][name]["per_run"]} for name in shown}
-    for run in first["runs"]:
-        table.add_row(escape(run), *(_difference(by_run[name][run], _scale(study, name)) for name in shown))
-    return table
-
-
-def markdown(study: Mapping[str, Any]) -> str:
-    lines = ["# Study over training seeds", "", about(study), ""]
-    lines += [f"- {note}" for note in notes(study)]
+def document(study: Mapping[str, Any]) -> list[Block]:
+    """The whole study."""
+    blocks: list[Block] = [Heading("Study over training seeds", 1), Note(about(study)), Items(notes(study))]
     for name, metric in study["metrics"].items():
         unit = ", points of 100" if metric["unit"] == "share" else ""
-        lines += ["", f"## {metric['title']}{unit}", "", *_metric_lines(study, name)]
-    lines += [*_shapley_lines(study), *_blame_lines(study)]
-    lines += ["", "## Runs", "", *_run_lines(study)]
-    lines += ["", "Interquartile mean (IQM): of the runs' differences, without the lowest and the highest quarter."]
-    lines += ["P(better): the probability that a run after does better on a task than a run before; a tie counts half."]
-    lines += ["Both are from Agarwal et al. 2021 (arXiv 2108.13264)."]
-    return "\n".join(lines) + "\n"
-
-
-def _metric_lines(study: Mapping[str, Any], name: str) -> list[str]:
-    scale = _scale(study, name)
-    beyond = study["counts"]["data_seeds"] > 1
-    heads = ["what", "runs", "before", "after", "difference", "IQM", "P(better), %", *(["other data sets"] * beyond)]
-    lines = [_line(heads), _line(["---"] * len(heads))]
-    details: list[str] = []
-    for row in study["comparisons"]:
-        found = row["metrics"].get(name)
-        if found is None:
-            continue
-        better = found.get("improvement")
-        cells = [
-            _title(row),
-            str(len(row["runs"])),
-            _level(found["before"], scale),
-            _level(found["after"], scale),
-            _difference(found["difference"], scale),
-            _difference(found["iqm"], scale),
-            "-" if better is None else _share(better),
-            *([_ends(found["over_data_seeds"], scale)] * beyond),
+        blocks += [Heading(f"{metric['title']}{unit}"), *_of_metric(study, name)]
+    if study["shapley"]:
+        gains = next(iter(next(iter(study["shapley"].values())).values()))
+        runs = ", ".join(one["run"] for one in gains["per_run"])
+        order = f"The mean gain over all orders of the phases, of {runs}; a phase that was rolled back gave 0 there."
+        blocks += [Heading("What each phase gave: Shapley values"), _shapley(study), Note(order)]
+    if study["blame"]:
+        columns = [
+            Column("step made right"),
+            Column("share of the examined, %", number=True),
+            Column("runs", number=True),
         ]
-        lines.append(_line(cells))
-        if row["kind"] == "whole":
-            details += _detail_lines(row, found, scale)
-    return [*lines, *details]
+        lines = [TableLine([step, _share(row), str(row["runs"])]) for step, row in study["blame"].items()]
+        title = "Wrong answers that become right when their first wrong step is made right"
+        blocks += [Heading(title), TableBlock("", columns, lines)]
+    return [*blocks, Heading("Runs"), _runs(study), *(Note(words) for words in EXPLAINED)]
 
 
-def _detail_lines(row: Mapping[str, Any], found: Mapping[str, Any], scale: tuple[float, int]) -> list[str]:
-    """Each data seed and each run of a comparison."""
-    lines = ["", f"{_title(row)}, run by run (intervals over tasks only):", ""]
-    for one in found["per_data_seed"]:
-        lines.append(f"- all runs of data seed {one['data_seed']}: {_difference(one, scale)} (over seeds and tasks)")
-    for one in found["per_run"]:
-        before, after = _level(one["before"], scale), _level(one["after"], scale)
-        lines.append(f"- {one['run']}: {_difference(one, scale)}, from {before} to {after}, n = {one['n']}")
-    return lines
+EXPLAINED = (
+    "Interquartile mean (IQM): of the runs' differences, without the lowest and the highest quarter.",
+    "P(better): the probability that a run after does better on a task than a run before; a tie counts half.",
+    "Both are from Agarwal et al. 2021 (arXiv 2108.13264).",
+)
 
 
-def _shapley_lines(study: Mapping[str, Any]) -> list[str]:
-    """Shapley values over seeds and tasks; nothing without them."""
-    found: Mapping[str, Any] = study["shapley"]
-    if not found:
-        return []
-    scales = {name: _scale(study, name) for name in found}
-    lines = ["", "## What each phase gave: Shapley values", ""]
-    lines += [_line(["phase", *(_heading(study, name) for name in found)]), _line(["---"] * (1 + len(found)))]
-    for phase in next(iter(found.values())):
-        lines.append(_line([phase, *(_difference(rows[phase], scales[name]) for name, rows in found.items())]))
-    runs = ", ".join(one["run"] for one in next(iter(next(iter(found.values())).values()))["per_run"])
-    order = f"The mean gain over all orders of the phases, of {runs}; a phase that was rolled back gave 0 there."
-    return [*lines, "", order]
-
-
-def _blame_lines(study: Mapping[str, Any]) -> list[str]:
-    """Which repairs mend wrong answers, over seeds and tasks; nothing if none were examined."""
-    found: Mapping[str, Any] = study["blame"]
-    if not found:
-        return []
-    lines = ["", "## Wrong answers that become right when their first wrong step is made right", ""]
-    lines += [_line(["step made right", "share of the examined, %", "runs"]), _line(["---"] * 3)]
-    return lines + [_line([step, _share(row), str(row["runs"])]) for step, row in found.items()]
-
-
-def _run_lines(study: Mapping[str, Any]) -> list[str]:
+def _shapley(study: Mapping[str, Any]) -> TableBlock:
+    shares: Mapping[str, Any] = study["shapley"]
+    columns = [Column("phase"), *(Column(_heading(study, name), number=True) for name in shares)]
     lines = [
-        _line(["run", "training seed", "data seed", "tasks", "rolled back", "report's commit"]),
-        _line(["---"] * 6),
+        TableLine([phase, *(_difference(rows[phase], _scale(study, name)) for name, rows in shares.items())])
+        for phase in next(iter(shares.values()))
     ]
+    return TableBlock("what each phase gave: Shapley values over seeds and tasks", columns, lines)
+
+
+def _runs_of_first(study: Mapping[str, Any], shown: Sequence[str]) -> TableBlock:
+    first = study["comparisons"][0]
+    shown = [name for name in shown if name in first["metrics"]]
+    columns = [Column("run"), *(Column(_heading(study, name), number=True) for name in shown)]
+    by_run = {name: {one["run"]: one for one in first["metrics"][name]["per_run"]} for name in shown}
+    lines = [
+        TableLine([run, *(_difference(by_run[name][run], _scale(study, name)) for name in shown)])
+        for run in first["runs"]
+    ]
+    return TableBlock(f"{first['title']}, run by run: intervals over tasks only", columns, lines)
+
+
+def _of_metric(study: Mapping[str, Any], name: str) -> Iterator[Block]:
+    """One metric of all comparisons, and of the whole gain each data seed and each run."""
+    scale, beyond = _scale(study, name), study["counts"]["data_seeds"] > 1
+    rows = [(row, row["metrics"][name]) for row in study["comparisons"] if name in row["metrics"]]
+    numbers = ("runs", "before", "after", "difference", "IQM", "P(better), %", *(["other data sets"] * beyond))
+    lines = []
+    for row, one in rows:
+        better = one.get("improvement")
+        cells: list[Inline] = [
+            *(_title(row), str(len(row["runs"])), _level(one["before"], scale), _level(one["after"], scale)),
+            *(_difference(one["difference"], scale), _difference(one["iqm"], scale)),
+            *("-" if better is None else _share(better), *([_ends(one["over_data_seeds"], scale)] * beyond)),
+        ]
+        lines.append(TableLine(cells))
+    yield TableBlock("", [Column("what"), *(Column(one, number=True) for one in numbers)], lines)
+    for row, one in rows:
+        if row["kind"] == "whole":
+            yield Items(list(_details(one, scale)), f"{_title(row)}, run by run (intervals over tasks only):")
+
+
+def _details(row: Mapping[str, Any], scale: tuple[float, int]) -> Iterator[str]:
+    """Each data seed and each run of a comparison."""
+    for one in row["per_data_seed"]:
+        yield f"all runs of data seed {one['data_seed']}: {_difference(one, scale)} (over seeds and tasks)"
+    for one in row["per_run"]:
+        before, after = _level(one["before"], scale), _level(one["after"], scale)
+        yield f"{one['run']}: {_difference(one, scale)}, from {before} to {after}, n = {one['n']}"
+
+
+def _runs(study: Mapping[str, Any]) -> TableBlock:
+    titles = ("run", "training seed", "data seed", "tasks", "rolled back", "report's commit")
+    lines = []
     for run in study["runs"]:
-        commit = str(run["written"].get("commit") or "-")[:10]
-        back = ", ".join(run["rolled_back"]) or "-"
-        lines.append(_line([run["name"], str(run["seed"]), str(run["data_seed"]), str(run["tasks"]), back, commit]))
-    return lines
+        commit, back = str(run["written"].get("commit") or "-")[:10], ", ".join(run["rolled_back"]) or "-"
+        counts = (str(run[key]) for key in ("seed", "data_seed", "tasks"))
+        lines.append(TableLine([run["name"], *counts, back, commit]))
+    return TableBlock("", [Column(title) for title in titles], lines)
+
+
+def _summary(row: Mapping[str, Any] | None, scale: tuple[float, int]) -> Inline:
+    if row is None:
+        return "-"
+    lines = [_difference(row["difference"], scale), f"IQM {_difference(row['iqm'], scale)}"]
+    lines += [f"P(better) {_share(row['improvement'])}"] if "improvement" in row else []
+    levels = f"{_level(row['before'], scale)} > {_level(row['after'], scale)}"
+    return [levels, *(Text(line, small=True) for line in lines)]
 
 
 def _title(row: Mapping[str, Any]) -> str:
@@ -208,19 +194,6 @@ def _heading(study: Mapping[str, Any], name: str) -> str:
 def _scale(study: Mapping[str, Any], name: str) -> tuple[float, int]:
     """Factor and decimals in which a metric is shown."""
     return (100.0, 1) if study["metrics"][name]["unit"] == "share" else (1.0, 3)
-
-
-def _cell(found: Mapping[str, Any] | None, scale: tuple[float, int]) -> str:
-    if found is None:
-        return "-"
-    lines = [
-        f"{_level(found['before'], scale)} > {_level(found['after'], scale)}",
-        _difference(found["difference"], scale),
-        f"IQM {_difference(found['iqm'], scale)}",
-    ]
-    if "improvement" in found:
-        lines.append(f"P(better) {_share(found['improvement'])}")
-    return "\n".join(lines)
 
 
 def _difference(found: Mapping[str, Any], scale: tuple[float, int]) -> str:
@@ -244,10 +217,6 @@ def _share(found: Mapping[str, Any]) -> str:
 
 def _level(value: float, scale: tuple[float, int]) -> str:
     return f"{value * scale[0]:z.{scale[1]}f}"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
 def _count(number: int, noun: str) -> str:

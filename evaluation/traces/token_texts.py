@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from chimera.core.errors import ConfigError
 from chimera.run.directory import Run
 from chimera.serving.embedded.checkpoint import TOKENIZER_FILE, locate
-from evaluation.traces.page import learned_calls
-from evaluation.traces.tree import Tree
+from evaluation.traces.tree import Tree, learned_calls
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -6,7 +6,7 @@ the trace's outcome) and, for a rollout that PPO learned from, the token records
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,6 +122,16 @@ class Tree:
     def learners(self) -> set[str]:
         """The roles that an update learned from token by token."""
         return {visit.role for visit in self.visits if any(call.tokens is not None for call in visit.calls)}
+
+
+def learned_calls(tree: Tree) -> Iterator[tuple[TokenRecord, Sequence[int] | None]]:
+    """The calls of a rollout and their branches that an update learned from, each with the ids of its tokens."""
+    for call in (call for visit in tree.visits for call in visit.calls):
+        if call.tokens is not None:
+            yield call.tokens, call.exchange.response_ids if call.exchange else None
+        for branch in call.branches:
+            if branch.tokens is not None:
+                yield branch.tokens, branch.ids
 
 
 def tree(

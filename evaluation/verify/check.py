@@ -1,7 +1,8 @@
 """Checks a report: its bytes and its run must be unchanged, and computing it again must give the same report.
 
 Nothing is taken from the report: the evaluation's arguments are in the run's ledger, a hash chain that also holds the
-hash of every file. Checks in order: the ledger, the run's files, the report's bytes, every number, text and rollout.
+hash of every file. Checks in order: the ledger, the run's files, the report's bytes, every number and rollout. Pages,
+Markdown and drawings are held by their hashes alone.
 """
 
 import asyncio
@@ -23,8 +24,7 @@ from chimera.run.seals import history, unlike_disk
 from evaluation.records.recorded import load_study
 from evaluation.records.study import Study
 from evaluation.report.build import FORMAT, VERSION, build
-from evaluation.report.conversations import FOLDER, conversations
-from evaluation.report.files import DATA, shown_files
+from evaluation.report.files import DATA, sheets
 from evaluation.verify import again
 from evaluation.verify.asked import EVALUATED, Evaluated, RunThen, folder_in, hashes_of
 from evaluation.verify.impossible import impossible
@@ -32,7 +32,7 @@ from evaluation.verify.impossible import impossible
 TOLERANCE = 1e-9
 """Tolerance for numbers: another machine may add in another order."""
 NOT_COMPARED = ("plots", "written", "run.path")
-"""Drawings are compared byte by byte, the time of writing with the ledger; the run may have been moved since."""
+"""Drawings have their hashes, the time of writing with the ledger; the run may have been moved since."""
 SHOWN = 200
 """Longer texts are cut in messages."""
 
@@ -169,7 +169,7 @@ def unlike(report: Mapping[str, Any], study: Study, folder: Path) -> list[str]:
         f"{place} is {_brief(stated)} in the report, but {_brief(found)} from the run"
         for place, stated, found in differences(report, build(study, (), folder))
     ]
-    return problems or _unlike_pages(report, study, folder)
+    return problems or _unlike_sheets(report, folder)
 
 
 def read_report(report_file: Path) -> dict[str, Any]:
@@ -213,17 +213,11 @@ def _file(report_file: Path) -> Path:
     return of_run if of_run.is_file() and not (report_file / DATA).exists() else report_file / DATA
 
 
-def _unlike_pages(report: Mapping[str, Any], study: Study, folder: Path) -> list[str]:
-    """The report's other files that differ from those made from the (true) `report`."""
-    try:
-        shown = shown_files(report, folder)
-    except (OSError, KeyError, TypeError) as error:
-        return [f"the plots of {folder / DATA} cannot be shown: {error}"]
-    if (folder / FOLDER).is_dir():
-        shown |= conversations(study, report)
+def _unlike_sheets(report: Mapping[str, Any], folder: Path) -> list[str]:
+    """The report's spreadsheets that do not hold the numbers of the (true) `report`."""
     return [
         f"{folder / name} does not show what {DATA} holds: it was changed, or another version of Chimera made it"
-        for name, text in shown.items()
+        for name, text in sheets(report).items()
         if (folder / name).is_file() and (folder / name).read_bytes() != text.encode(errors="backslashreplace")
     ]
 

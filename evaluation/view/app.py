@@ -12,12 +12,19 @@ from starlette.responses import FileResponse, HTMLResponse, Response
 
 from chimera.core.errors import ChimeraError, ConfigError, RunError
 from chimera.core.secrets import redact
+from chimera.show import html
 from evaluation.view.guard import Guard
 from evaluation.view.pages import rollouts, runs, seats
 from evaluation.view.pages.desk import ASSETS, ViewDesk
 from evaluation.view.reading.watched import inside
 
-STATIC = {"view.css": "text/css", "view.js": "text/javascript", "icon.svg": "image/svg+xml"}
+STATIC = {
+    "page.css": (html.ASSETS, "text/css"),
+    "view.css": (ASSETS, "text/css"),
+    "view.js": (ASSETS, "text/javascript"),
+    "icon.svg": (ASSETS, "image/svg+xml"),
+}
+"""Folder and type of each file that pages need."""
 LOOK_S = 1.0
 """Seconds between looks at the files of a page that is open."""
 REPORT_POLICY = (
@@ -64,7 +71,8 @@ def make_app(runs_dir: Path, *, key: str, port: int, closing: Callable[[], bool]
     def static(name: str) -> Response:
         if name not in STATIC:
             raise RunError(f"there is no file {name!r} here")
-        return FileResponse(ASSETS / name, media_type=STATIC[name])
+        folder, kind = STATIC[name]
+        return FileResponse(folder / name, media_type=kind)
 
     @app.get("/runs/{name}/report/{path:path}")
     def report(name: str, path: str) -> Response:

@@ -20,8 +20,8 @@ from chimera.core.types import LABELS
 from chimera.processes.child_environment import child_environment
 from chimera.processes.children import Command, stop
 from evaluation.conduct.kept import FOLDER, Kept
+from evaluation.view.answers import answer_state, notice
 from evaluation.view.reading.watched import inside
-from evaluation.view.told import notice, told
 
 SeatState = Literal["works", "waits", "takes effect", "done", "broken"]
 COMMAND = "chimera.ask"
@@ -38,7 +38,7 @@ class AskedQuestion:
         name: Its name, for `--continue`.
         state: "works" until there is a decision, also if its process has ended; "waits" for a person; "takes effect"
             while a verdict is carried out; "done"; "broken" if it cannot be read.
-        values: The society's state as it was saved last, as a person may be told it (`told`).
+        values: The society's state as it was saved last, as a person may see it (`answer_state`).
         fault: Why it cannot be read, or why the last verdict did not take effect.
         notice: What has to stand beside its answer.
     """
@@ -137,7 +137,7 @@ class PersonSeat:
         # Opening a file of states that is not there would make one.
         values = asyncio.run(kept.state()) if kept.states.is_file() else {}
         sources = tuple(kept.sources())
-        saved = _Saved(kept, told(kept, values, sources), sources)
+        saved = _Saved(kept, answer_state(kept, values, sources), sources)
         self._read[name] = now, saved
         return saved
 

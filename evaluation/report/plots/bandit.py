@@ -8,7 +8,7 @@ from evaluation.measures.metrics import interval_settings
 from evaluation.measures.statistics import bootstrap_mean
 from evaluation.records.plan import ALONE
 from evaluation.records.study import BASE, SPLITS, Plan, Study
-from evaluation.report.curves import Forecast, Line, forecasts, rollouts
+from evaluation.report.plots.curves import Forecast, Line, forecasts, rollouts
 from evaluation.report.plots.paper import BLUE, INK, ORANGE, Drawing, Row, intervals, stacked
 from evaluation.report.plots.stages import StageMeans
 

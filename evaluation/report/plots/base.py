@@ -9,7 +9,7 @@ from evaluation.records.study import Study
 
 if TYPE_CHECKING:
     from evaluation.measures.comparison import Comparisons
-    from evaluation.report.curves import Line
+    from evaluation.report.plots.curves import Line
     from evaluation.report.plots.stages import StageMeans
 
 

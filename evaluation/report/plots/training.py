@@ -7,7 +7,16 @@ from itertools import pairwise
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from evaluation.report.curves import Line, PhaseStretch, RolloutPoint, part_names, rollouts, running_mean, series, spans
+from evaluation.report.plots.curves import (
+    Line,
+    PhaseStretch,
+    RolloutPoint,
+    part_names,
+    rollouts,
+    running_mean,
+    series,
+    spans,
+)
 from evaluation.report.plots.paper import BLUE, INK, ORANGE, Drawing, panels
 from evaluation.scores.rewards import part_title
 

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from chimera.show.chart import Curve, LineChart, Point, draw
 from evaluation.scores.rewards import part_title
 from evaluation.view.pages.choice import RolloutChoice
-from evaluation.view.pages.drawing import Curve, LineChart, Point, draw
 from evaluation.view.pages.figures import mean
 from evaluation.view.pages.phases import updates
 from evaluation.view.reading.rows import RolloutRow

@@ -1,7 +1,7 @@
 """What all pages share: the runs, the seat, the templates, and the words in them."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -9,14 +9,19 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from starlette.responses import HTMLResponse
 
 from chimera.run.owner import owner
+from chimera.show import html
+from chimera.show.blocks import Block, Inline, Text
+from chimera.show.chart import LineChart, figure
 from evaluation.causes.lost import TITLES
-from evaluation.report.figures import change, shown
-from evaluation.traces.page import words
-from evaluation.traces.tree import ShownVisit
+from evaluation.report.formats import change, shown
+from evaluation.scores.rewards import part_title
+from evaluation.traces.text import field_lines, gist
 from evaluation.view.reading.folder import RunsFolder
+from evaluation.view.reading.rows import RolloutRow
 from evaluation.view.reading.watched import stamps
 from evaluation.view.seat import PersonSeat
 
@@ -40,6 +45,18 @@ class ViewDesk:
     def page(self, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
         text = self.templates.get_template(template).render(**values)
         return HTMLResponse(text.encode(errors="backslashreplace"), status_code=status)
+
+    def blocks(
+        self, title: str, path: Inline, blocks: Sequence[Block], *, stamp: str = "", run: str = ""
+    ) -> HTMLResponse:
+        """A page of blocks.
+
+        Args:
+            path: Where the page is, for its head.
+            stamp: The stamp of the files behind it, of `run`; empty for a page that does not change.
+        """
+        body, at = Markup(html.render(blocks)), Markup(html.inline(path))
+        return self.page("blocks.html.j2", title=title, path=at, body=body, stamp=stamp, run=run)
 
     def stamp(self, run: str) -> str:
         """A text that changes when the files behind a page change.
@@ -119,14 +136,14 @@ def share(value: float | None) -> str:
     return f"{shown(value, 'share')} %" if value is not None else "–"
 
 
-def strength(value: float) -> int:
-    """A value from 0 to 1 as one of six steps, for which the style sheet has colours."""
-    return round(5 * value)
+def answer(row: RolloutRow) -> list[Text]:
+    """A rollout's answer, and below it the key if it is another."""
+    given = Text(row.answer or "none", "good" if row.right else "bad")
+    return [given] if row.right else [given, Text(f" key {row.label}", "quiet")]
 
 
-def learned_from(visit: ShownVisit) -> bool:
-    """True if an update learned from tokens of one of the visit's answers, or of further answers to its prompts."""
-    return any(call.tokens or any(branch.tokens for branch in call.branches) for call in visit.calls)
+def drawn(chart: LineChart) -> Markup:
+    return Markup(html.render([figure(chart)]))
 
 
 def _environment() -> Environment:
@@ -150,9 +167,11 @@ def _environment() -> Environment:
         "share": share,
         "count": count,
         "change": change,
-        "strength": strength,
+        "field_lines": field_lines,
+        "gist": gist,
+        "chart": drawn,
+        "part_title": part_title,
         "lost_titles": TITLES,
     }
-    environment.globals.update({**words(), **named})
-    environment.tests["learned_from"] = learned_from
+    environment.globals.update(named)
     return environment

@@ -1,7 +1,8 @@
 """Lists of rollouts, one rollout, and two side by side."""
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -9,12 +10,24 @@ from starlette.responses import HTMLResponse
 
 from chimera.core.errors import ChimeraError, ConfigError, RunError
 from chimera.run.directory import check_name
+from chimera.show.blocks import (
+    Block,
+    Column,
+    FactList,
+    Fold,
+    Heading,
+    Note,
+    TableBlock,
+    TableLine,
+    Text,
+    joined,
+)
 from evaluation.causes.lost import TITLES
 from evaluation.records.rollout_index import read_tree
 from evaluation.records.rollouts import RolloutRecord
-from evaluation.report.side_by_side import view
 from evaluation.scores.rewards import part_title
-from evaluation.traces.page import drawn_tokens
+from evaluation.traces.conversation import LearnedTokens, goal, outcome, summary, toned, visits
+from evaluation.traces.text import facts
 from evaluation.traces.token_records import read_tokens, tokens_file
 from evaluation.traces.token_texts import learned_texts
 from evaluation.traces.tree import Tree
@@ -29,12 +42,19 @@ from evaluation.view.pages.choice import (
     of_page,
     pages,
 )
-from evaluation.view.pages.desk import ViewDesk
-from evaluation.view.pages.figures import Figures, pair_up
+from evaluation.view.pages.desk import (
+    ViewDesk,
+    answer,
+    pair_address,
+    points,
+    rollout_address,
+    rollouts_address,
+    run_address,
+)
+from evaluation.view.pages.figures import Figures
+from evaluation.view.pages.pairs import CHANGES, Side, pair_blocks, task_blocks
 from evaluation.view.reading.rows import RolloutRow, read_record
 from evaluation.view.reading.watched import Snapshot, inside
-
-CHANGES = ("mended", "lost", "both right", "both wrong")
 
 
 def routes(desk: ViewDesk) -> APIRouter:
@@ -56,14 +76,18 @@ def routes(desk: ViewDesk) -> APIRouter:
         snapshot, row, record = _record(desk, name, rollout_id)
         tree = _tree(desk, name, record)
         pieces, note = _texts(desk, name, tree)
-        siblings = [one for one in snapshot.by_task[row.task_id] if one.rollout_id != rollout_id]
-        phase = snapshot.rows[row.phase]
-        place = next(number for number, one in enumerate(phase) if one.rollout_id == rollout_id)
-        return desk.page(
-            "rollout.html.j2", run=name, row=row, record=record, tree=tree, note=note, gradients={},
-            tokens=drawn_tokens(tree, pieces), siblings=siblings,
-            before=phase[place - 1] if place else None, after=phase[place + 1] if place + 1 < len(phase) else None,
-        )  # fmt: skip
+        stage = f"phase={row.phase}"
+
+        def by_part(part: str) -> str:
+            return rollouts_address(name, f"{stage}&sort={part if part == 'reward' else f'part:{part}'}")
+
+        blocks = [
+            *_head(snapshot, row, record, tree, note),
+            *visits(tree, LearnedTokens(pieces), messages=True),
+            *outcome(record, by_part),
+        ]
+        at = [Text(name, href=run_address(name)), Text(row.phase, href=rollouts_address(name, stage)), rollout_id]
+        return desk.blocks(rollout_id, ["/ ", *joined(at, " / ")], blocks)
 
     @router.get("/pair")
     def pair(request: Request) -> HTMLResponse:
@@ -72,21 +96,18 @@ def routes(desk: ViewDesk) -> APIRouter:
         chosen += [given[side] for side in ("left", "right") if given.get(side)]
         if len(chosen) != 2:
             raise ConfigError(f"{len(chosen)} rollouts are chosen: choose two")
-        sides = [_side(desk, one) for one in chosen]
-        return desk.page("pair.html.j2", sides=sides, rows=view(sides[0]["record"], sides[1]["record"]))
+        left, right = (_side(desk, one) for one in chosen)
+        return desk.blocks("Two rollouts", "/ two rollouts", list(pair_blocks(left, right)))
 
     @router.get("/tasks")
     def tasks(left: str, right: str, change: str = "") -> HTMLResponse:
         if change not in ("", *CHANGES):
             raise ConfigError(f"change={change[:40]!r} is none of {', '.join(CHANGES)}")
         stages = [_stage(desk, left), _stage(desk, right)]
-        pairs = pair_up(stages[0][1], stages[1][1])
-        counts = {name: sum(pair.change == name for pair in pairs) for name in CHANGES}
-        return desk.page(
-            "tasks.html.j2", left=left, right=right, runs=[stage[0] for stage in stages], change_of=change,
-            pairs=[one for one in pairs if change in ("", one.change)], counts=counts, all=len(pairs),
-            figures=[Figures.of([one.left for one in pairs]), Figures.of([one.right for one in pairs])],
-        )  # fmt: skip
+        runs = list(dict.fromkeys(run for run, _ in stages))
+        at = joined([Text(run, href=run_address(run)) for run in runs], " and ")
+        blocks = list(task_blocks(left, right, stages[0][1], stages[1][1], change))
+        return desk.blocks("The same tasks in two stages", ["/ ", *at], blocks)
 
     return router
 
@@ -169,11 +190,10 @@ def _texts(desk: ViewDesk, run: str, tree: Tree) -> tuple[Any, str | None]:
         return {}, f"Tokens are shown by their ids, because the run's settings cannot be read: {error}"
 
 
-def _side(desk: ViewDesk, given: str) -> dict[str, Any]:
-    """One side of a pair, from "run/rollout"."""
+def _side(desk: ViewDesk, given: str) -> Side:
+    """One side of a pair, from "run/rollout": its run, its row and its record."""
     run, _, rollout_id = given.partition("/")
-    _, row, record = _record(desk, run, rollout_id)
-    return {"run": run, "row": row, "record": record, "given": given}
+    return run, *_record(desk, run, rollout_id)[1:]
 
 
 def _stage(desk: ViewDesk, given: str) -> tuple[str, list[RolloutRow]]:
@@ -183,3 +203,44 @@ def _stage(desk: ViewDesk, given: str) -> tuple[str, list[RolloutRow]]:
     if phase not in rows:
         raise RunError(f"run {run!r} has no rollouts of {phase[:80]!r}: there are {', '.join(rows) or 'none'}")
     return run, list(rows[phase])
+
+
+def _head(snapshot: Snapshot, row: RolloutRow, record: RolloutRecord, tree: Tree, note: str | None) -> Iterator[Block]:
+    """A rollout's question, its outcome, and the other rollouts of its task."""
+    run, stage = snapshot.name, f"phase={row.phase}"
+    phase = snapshot.rows[row.phase]
+    place = next(number for number, one in enumerate(phase) if one.rollout_id == row.rollout_id)
+    beside = [("previous", phase[place - 1])] if place else []
+    beside += [("next", phase[place + 1])] if place + 1 < len(phase) else []
+    links = [[" · ", Text(word, href=rollout_address(run, one.rollout_id))] for word, one in beside]
+    yield Note([f"Rollout {record.rollout_id}, task {record.task_id}", *chain.from_iterable(links)], "eyebrow")
+    yield Heading(goal(record), 1)
+    yield summary(record, "#parts")
+    if record.error:
+        yield Note(Text(record.error, "bad"), "note")
+    if row.lost:
+        yield Note(["Lost by ", Text(TITLES[row.lost], href=rollouts_address(run, f"{stage}&lost={row.lost}"))], "note")
+    if record.veto:
+        yield Note(f"Vetoed by {record.veto}", "note")
+    yield from (Note(text, "note") for text in (*tree.notes, note) if text)
+    siblings = [one for one in snapshot.by_task[row.task_id] if one.rollout_id != row.rollout_id]
+    about = FactList([fact for fact in facts(tree) if fact[0] not in ("error", "vetoed by")])
+    others = [_siblings(run, record.rollout_id, siblings)] if siblings else []
+    yield Fold(f"About it, and other rollouts of this task ({len(siblings)})", [about, *others])
+
+
+def _siblings(run: str, rollout_id: str, rows: Sequence[RolloutRow]) -> TableBlock:
+    columns = [Column(name) for name in ("stage", "rollout", "answer", "decision")]
+    columns += [Column("reward", number=True), Column("")]
+    lines = [
+        TableLine(
+            [
+                [one.phase, Text(f"repeat {one.repeat}" if one.repeat else "", small=True)],
+                Text(one.rollout_id, href=rollout_address(run, one.rollout_id)),
+                *(answer(one), toned(one.decision or "none"), points(one.reward)),
+                Text("side by side", href=pair_address(run, rollout_id, run, one.rollout_id)),
+            ]
+        )
+        for one in rows
+    ]
+    return TableBlock("Other rollouts of this task", columns, lines)

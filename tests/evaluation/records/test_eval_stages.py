@@ -14,9 +14,12 @@ from rich.console import Console
 import chimera
 from chimera.run.directory import Run
 from chimera.run.policies import WENT_LIVE, Policy
+from chimera.show import terminal
+from chimera.show.blocks import TableBlock
 from evaluation.records.rollouts import RolloutRecord
-from evaluation.report.gave import WAYS, gave, lost_words
-from evaluation.report.table import phases
+from evaluation.report.content.head import gains
+from evaluation.report.gains import WAYS, gain_tables
+from evaluation.report.losses import lost_words
 from evaluation.verify.check import read_report
 from training.configuration import load_config
 
@@ -89,7 +92,7 @@ def test_what_each_phase_gave_is_on_the_first_screen_and_sums_to_the_whole(evalu
     }
     assert kinds["alone"] == {"sft": "base:sft", "ppo": "base:only-ppo"}
     assert kinds["left out"] == {"sft": "only-ppo:ppo", "ppo": "sft:ppo"}
-    for table in gave(report):
+    for table in gain_tables(report):
         assert table["ways"] == list(WAYS)
         assert [row["phase"] for row in table["rows"]] == [
             "sft",
@@ -111,7 +114,7 @@ def test_what_each_phase_gave_is_on_the_first_screen_and_sums_to_the_whole(evalu
         assert "hat each phase gave" in text
         assert lost_words(report) in text
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(phases(report))
+    terminal.show(console, [one for one in gains(report) if isinstance(one, TableBlock)])
     assert max(map(len, console.export_text().splitlines())) <= 80
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evaluation.measures.off_policy import Estimate
-from evaluation.report.curves import forecasts, part_names, rollouts, running_mean, series, spans
+from evaluation.report.plots.curves import forecasts, part_names, rollouts, running_mean, series, spans
 
 
 def rollout(number, phase, reward, **parts):

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -9,9 +10,11 @@ from message_kit import refused
 from report_kit import PLAN
 
 from chimera.core.errors import RunError
+from chimera.run.directory import Run
 from evaluation.records.recorded import load_study
 from evaluation.records.study import PlannedTask
 from evaluation.report.files import write_report
+from evaluation.verify.asked import AskedEvaluation, Evaluated, hashes_of
 from evaluation.verify.check import differences, find_run, read_report, unlike, verify
 
 
@@ -74,16 +77,33 @@ def test_a_changed_figure_is_named(report, study, tmp_path, where, value):
     assert any(".".join(map(str, where)) in problem for problem in unlike(report, study, tmp_path))
 
 
-@pytest.mark.parametrize(("old", "new"), [(">91.7<", ">99.7<"), ("--paper: #fcfbf8", "--paper: #ffffff")])
-def test_pages_that_show_anything_else_are_named(report, run, study, tmp_path, old, new):
+def test_spreadsheets_that_hold_other_numbers_are_named(report, run, study, tmp_path):
     report["run"]["path"] = str(run.path)
     write_report(report, tmp_path)
     assert unlike(report, study, tmp_path) == []
-    shown = (tmp_path / "index.html").read_text()
-    assert old in shown
-    (tmp_path / "index.html").write_text(shown.replace(old, new))
-    (problem,) = unlike(report, study, tmp_path)
-    assert "index.html does not show" in problem
+    for name, old, new in (("metrics.csv", ",success,", ",failure,"), ("rollouts.csv", ",GO,", ",NO-GO,")):
+        written = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(written.replace(old, new, 1))
+        (problem,) = unlike(report, study, tmp_path)
+        assert f"{name} does not show" in problem
+        (tmp_path / name).write_text(written)
+
+
+@pytest.mark.parametrize("name", ["index.html", "report.md", "rollouts/ro-sft-0.html"])
+def test_a_changed_page_is_found_by_its_hash_in_the_ledger(report, run, study, tmp_path, name):
+    folder = tmp_path / "hand"
+    shutil.copytree(run.path, folder)
+    out = folder / "report"
+    write_report(report, out)
+    (out / "rollouts").mkdir()
+    (out / "rollouts" / "ro-sft-0.html").write_text("<p>a conversation</p>")
+    asked = AskedEvaluation.of("val", None, 1, None, study.config.data)
+    with Run(folder).own() as owned:
+        Evaluated(asked, study.config.evaluation, {"time": "now"}, "hand", "report", hashes_of(out)).record(owned)
+    changed = f"{out / name} was changed: its bytes do not have the hash that the ledger holds"
+    assert changed not in verify(out, Run(folder)).problems
+    (out / name).write_text((out / name).read_text() + "<p>better</p>")
+    assert changed in verify(out, Run(folder)).problems
 
 
 def test_a_report_without_its_run_is_no_pass(report, run, tmp_path):

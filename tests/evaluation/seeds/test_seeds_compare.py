@@ -11,9 +11,10 @@ from rich.console import Console
 from sklearn.metrics import f1_score
 
 from chimera.core.errors import RunError
+from chimera.show import markdown, terminal
 from evaluation.seeds.compare import build
 from evaluation.seeds.runs import SeedRun
-from evaluation.seeds.study_text import about, markdown, notes, tables
+from evaluation.seeds.study_text import about, brief, document, notes
 
 LABELS = ["yes", "no", "maybe", "yes", "no", "yes"]
 METRICS = {
@@ -132,7 +133,7 @@ def test_what_was_rolled_back_counts_as_what_stayed_live():
     whole = comparison(study, "base", "final")["metrics"]["reward"]["per_run"]
     assert whole[2]["mean"] == 0
     assert comparison(study, "base", "only-ppo")["metrics"]["alignment"]["per_run"][1]["mean"] == 0
-    assert "rolled back in 2 of 3 runs" in markdown(study)
+    assert "rolled back in 2 of 3 runs" in markdown.render(document(study))
     assert any("counts as what stayed live" in note for note in notes(study))
 
 
@@ -175,7 +176,7 @@ def test_one_training_seed_has_no_interval_and_says_why():
     assert (row["difference"]["low"], row["difference"]["high"]) == (None, None)
     assert row["per_run"][0]["low"] is not None
     assert "one training seed: nothing here tells what another seed would give" in " ".join(notes(study))
-    assert "(no interval)" in markdown(study)
+    assert "(no interval)" in markdown.render(document(study))
 
 
 def test_stages_that_differ_on_no_task_have_the_bound_of_so_many_tasks():
@@ -197,7 +198,7 @@ def test_two_data_seeds():
     low, high = row["over_data_seeds"]
     assert (low + high) / 2 == pytest.approx(fmean(each))
     assert about(study) == "4 runs: 2 training seeds on each of 2 data seeds, 12 test tasks in all."
-    assert "other data sets" in markdown(study)
+    assert "other data sets" in markdown.render(document(study))
 
 
 def test_the_order_of_runs_does_not_matter_for_the_estimates():
@@ -223,8 +224,7 @@ def test_runs_that_were_asked_other_tasks_say_so():
 def test_the_tables_fit_into_80_columns():
     study = build([make_run(0), make_run(1, back=("ppo",)), make_run(2)])
     text = io.StringIO()
-    for table in tables(study):
-        Console(file=text, width=80).print(table)
+    terminal.show(Console(file=text, width=80), brief(study))
     lines = text.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     assert "…" not in text.getvalue()

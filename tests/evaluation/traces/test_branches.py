@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 from message_kit import refused
-from test_trace_tree import Story, record
+from test_trace_tree import Story, outline, record
 
 from chimera.core.errors import RunError
 from evaluation.traces.branches import branches_of
-from evaluation.traces.page import page
-from evaluation.traces.text import branch_line, outline
+from evaluation.traces.conversation import LearnedTokens, page
+from evaluation.traces.text import branch_line
 from evaluation.traces.token_records import Objective, TokenRecord, tokens_file, write_tokens
 from evaluation.traces.tree import tree
 
@@ -62,7 +62,7 @@ def test_they_stand_beside_their_call_and_cannot_become_markup(run):
     shown = str(outline(made, messages=False, pieces={}))
     assert "ppo asked it again: 3 answers, 2 learned from, worth 0.000 to 1.000" in shown
     assert "sft asked it again: 1 answers" in shown
-    html = page(made, run="mine", pieces={}, note=None)
+    html = page(made, run="mine")
     assert "ppo asked it again: 3 answers" in html
     assert EVIL not in html
     assert branch_line(visit.calls[0].branches[0]) == "[refiner@ppo-0, update 3: worth 1.000, advantage +0.500] yes"
@@ -87,10 +87,10 @@ def test_each_token_of_a_branch_is_followed_from_the_reward_to_the_gradient(run)
     assert "credit 1.000 = right answer 1.000; advantage +0.500; 50.00% of the update's loss and" in shown
     assert "of its gradient, whose norm was 0.125" in shown
     shares = [f"{one / 4 / whole:.3%}" for one in pulls["r1/0"]]
-    assert f"'ye'  1  +0.500  -0.105  -0.010  x1.100  25.000%  {shares[0]}" in shown
-    assert f"'s'  1  +0.500  -0.693  -0.288  x1.500 clipped  25.000%  {shares[1]}" in shown
+    assert f"'ye' 1 +0.500 -0.105 -0.010 x1.100 25.000% {shares[0]}" in shown
+    assert f"'s' 1 +0.500 -0.693 -0.288 x1.500 clipped 25.000% {shares[1]}" in shown
     assert "the call was not read again after the update" in shown
-    html = page(made, run="mine", pieces={"r1/0": ["ye", "s"]})
+    html = page(made, run="mine", learned=LearnedTokens({"r1/0": ["ye", "s"]}))
     assert "x1.500 clipped" in html
     assert EVIL not in html
 

@@ -14,14 +14,23 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from agents.visit.record import ModelCall, ToolUse
-from chimera.show.card import show
+from chimera.show import terminal
 from evaluation.records.rollouts import RolloutRecord
-from evaluation.traces.page import page
+from evaluation.traces.conversation import LearnedTokens, conversation, page
 from evaluation.traces.spans import RAW, Position, exchange_span, operation_span, outcome_span
-from evaluation.traces.text import gist, outline, tool_texts
+from evaluation.traces.text import gist, tool_texts
 from evaluation.traces.token_records import TokenRecord
 from evaluation.traces.token_texts import load_tokenizer, token_texts
 from evaluation.traces.tree import tree
+
+
+def outline(made, *, messages=False, pieces=None):
+    """What a pipe gets, with single spaces."""
+    learned = None if pieces is None else LearnedTokens(pieces)
+    file = StringIO()
+    terminal.show(Console(file=file, width=200), conversation(made, run="mine", messages=messages, learned=learned))
+    return re.sub(" +", " ", file.getvalue())
+
 
 HYPOTHESIS = {"evidence": ["It fell."], "comparison": "asked lower; found lower", "claim": "It works", "answer": "yes"}
 PROTOCOL = {
@@ -204,13 +213,14 @@ def test_only_the_attempt_that_reported_is_shown():
 def test_the_outline_has_everything_a_reader_looks_for():
     text = str(outline(tree(record(), revised(), [learned()]), messages=True))
     for wanted in (
-        "ro-1: Does it work?", "succeeded after 2.00 s", "yes, and the answer key says yes", "decision: GO",
+        "rollout ro-1", "Does it work?", "status after 2.00 s: succeeded", "answer: yes",
+        "answer key: yes", "decision: GO",
         "senior: v1",
         'literature_search {"query":"it"} -> found p-1', "[p-1] It fell.", "[system] You are the Neurologist.",
         "the one re-ask after an unreadable answer", "unread: no JSON", "probability of each: Geneticist 25.0%",
         "chosen: Neurologist", "chosen by: the bandit (Supervisor@bandit)", "the model preferred: Geneticist",
-        "revision 1: sent back by PeerReviewer (MAJOR) and SafetyOfficer (CRITICAL)", "issues: an issue, MAJOR",
-        "overlong: 0.000", "reward 1.250", "because", "5 + 3 tokens, 0.25 s",
+        "Revision 1: sent back by PeerReviewer (MAJOR) and SafetyOfficer (CRITICAL)", "issues: an issue, MAJOR",
+        "overlong 0.000", "reward 1.250", "because", "5 + 3 tokens, 0.25 s",
     ):  # fmt: skip
         assert wanted in text, wanted
     assert "-0.000" not in text
@@ -244,9 +254,9 @@ def test_a_sentence_stands_as_a_reason_only_with_the_model_s_own_choice(policy, 
     text = str(outline(made))
     assert f"chosen by: {who}" in text
     assert text.count("justification: supports yes") == own
-    assert text.count("given choice: Geneticist") == told
+    assert text.count("\n given choice: Geneticist") == told
     assert text.count("sentence on the given choice: supports maybe") == told
-    shown = unescape(page(made, run="mine", pieces={}))
+    shown = unescape(page(made, run="mine"))
     assert who in shown
     assert shown.count("<dt>sentence on the given choice</dt>") == told
     assert "<dt>justification</dt>" in shown if own else "<dt>justification</dt>" not in shown
@@ -256,22 +266,22 @@ def test_tokens_are_listed_on_demand():
     pieces = {"ProtocolDesigner-1-1-1": ["a", "b\n", ""]}
     text = str(outline(tree(record(), revised(), [learned()]), pieces=pieces))
     assert "credit 0.750" in text
-    assert "'a'  1  +0.500  -0.100" in text
-    assert "'b\\n'  1  -1.000  -6.000" in text
+    assert "'a' 1 +0.500 -0.100" in text
+    assert "'b\\n' 1 -1.000 -6.000" in text
 
 
 def test_tokens_without_a_text_are_their_ids_and_without_an_id_no_made_up_one():
     def shown(spans):
         made = tree(record(), spans, [learned()])
         listed = str(outline(made, pieces={}))
-        return listed, page(made, run="mine", pieces={})
+        return listed, page(made, run="mine")
 
     listed, text = shown(revised())
-    assert "[8]  1  -1.000" in listed
+    assert "[8] 1 -1.000" in listed
     assert ">[8]</span>" in text
     unnumbered = [replace(span, attributes=without_ids(span.attributes)) for span in revised()]
     listed, text = shown(unnumbered)
-    assert "[?]  1  -1.000" in listed
+    assert "[?] 1 -1.000" in listed
     assert "[0]" not in listed + text
     assert text.count(">[?]</span>") == 3
     assert "mask 1, token unknown" in text
@@ -286,15 +296,16 @@ def without_ids(attributes):
     return {**attributes, choices: repr([{key: value for key, value in choice.items() if key != "token_ids"}])}
 
 
-def test_a_terminal_gets_colours_and_a_pipe_plain_lines_neither_control_characters():
-    node = outline(tree(record(outputs={"research_goal": "a\x1b[31mb"}), []))
-    plain, coloured = StringIO(), StringIO()
-    show(Console(file=plain), node)
-    show(Console(file=coloured, force_terminal=True, width=200), node)
-    assert plain.getvalue().startswith("ro-1: a [31mb\n  task: t-1")
-    assert "\x1b" not in plain.getvalue()
-    assert "├── " in coloured.getvalue()
-    assert "\x1b[31mb" not in coloured.getvalue().splitlines()[0]
+def test_a_terminal_gets_styles_and_a_pipe_plain_lines_neither_control_characters():
+    blocks = conversation(tree(record(outputs={"research_goal": "a\x1b[31mb" * 30}), revised()), run="mine")
+    plain, styled = terminal.lines(blocks), StringIO()
+    terminal.show(Console(file=styled, force_terminal=True, width=80), blocks)
+    assert plain.splitlines()[:2] == ["Run mine, rollout ro-1", "a [31mb" * 30]
+    assert "\x1b" not in plain
+    assert "\x1b[1m" in styled.getvalue()
+    assert "\x1b[31mb" not in styled.getvalue()
+    assert "\nNeurologist answer: yes" in plain
+    assert "\n  call 2: stop; 5 + 3 tokens, 0.25 s" in plain
 
 
 @pytest.mark.parametrize(
@@ -335,15 +346,13 @@ class Reader(HTMLParser):
 
 def test_the_page_is_self_contained_and_shows_each_token():
     pieces = {"ProtocolDesigner-1-1-1": ["a", "<b>", "c"]}
-    text = page(tree(record(), revised(), [learned()]), run="mine", pieces=pieces)
+    text = page(tree(record(), revised(), [learned()]), run="mine", learned=LearnedTokens(pieces))
     read = Reader(text)
-    assert read.addresses == []
+    assert all(one.startswith("#visit-") for one in read.addresses)
     assert "url(" not in text
     assert {"script", "link", "img", "b&gt;"}.isdisjoint(read.tags)
     tokens = [span for span in read.spans if "advantage" in span.get("title", "")]
-    assert [(span["class"], span["style"]) for span in tokens] == [
-        ("up", "--a:0.5;--s:0.025"), ("down", "--a:1.0;--s:1.0"), ("level off", "--a:0.0;--s:0.0"),
-    ]  # fmt: skip
+    assert [span["class"] for span in tokens] == ["up a2 s0", "down a5 s5", "level off a0 s0"]
     assert "log-probability -6.0000, mask 1, token 8" in tokens[1]["title"]
     assert "&lt;b&gt;" in text
     assert "advantages from -1.000 to +0.500" in text
@@ -354,7 +363,7 @@ def test_the_page_is_self_contained_and_shows_each_token():
 
 
 def test_a_page_without_token_records_says_so():
-    text = page(tree(record(phase="gather"), revised()), run="mine", pieces={}, note="A note.")
+    text = page(tree(record(phase="gather"), revised()), run="mine", note="A note.")
     assert "which is of phase gather" in text
     assert "A note." in text
     assert "advantage" not in text
@@ -370,7 +379,7 @@ def test_what_models_and_tools_wrote_is_data():
     outputs = {"research_goal": EVIL, "final_rationale": EVIL}
     token = replace(learned("ProtocolDesigner-1-1-2"), policy=EVIL)
     made = tree(record(outputs=outputs, error=EVIL, status="failed"), story.end(), [token])
-    text = page(made, run=EVIL, pieces={"ProtocolDesigner-1-1-2": [EVIL, "", "x"]})
+    text = page(made, run=EVIL, learned=LearnedTokens({"ProtocolDesigner-1-1-2": [EVIL, "", "x"]}))
     assert "script" not in Reader(text).tags
     assert "<script" not in text
     assert "{{ 7*7 }}" in text
@@ -387,7 +396,7 @@ def test_a_rollout_that_left_nothing_has_a_page_too():
         parts={},
         seconds=None,
     )
-    text = page(tree(failed, []), run="mine", pieces={})
+    text = page(tree(failed, []), run="mine")
     Reader(text)
     for wanted in (
         "Task t-1",

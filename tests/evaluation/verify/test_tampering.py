@@ -403,25 +403,11 @@ REBUILT = {
     "report: a setting": (reported("settings", "confidence", to=0.5), "settings.confidence is"),
     "report: a note was taken out": (lambda folder: report(folder, lambda found: found["notes"].pop()), "notes is"),
     "report: the verdict": (reported("verdict", "text", to="much better"), "verdict.text is"),
-    "page: a script": (shown("index.html", "</body>", "<script>alert(1)</script></body>"), "index.html does not show"),
-    "page: a style": (
-        shown("index.html", "</head>", "<style>.worse{display:none}</style></head>"),
-        "index.html does not show",
-    ),
-    "page: a drawing": (shown("index.html", "<path", "<path transform='scale(2)'"), "index.html does not show"),
     "csv: another number": (
         shown("metrics.csv", "stage,base,,success,share", "stage,base,,failure,share"),
         "metrics.csv does",
     ),
     "csv: another answer": (shown("rollouts.csv", ",GO,", ",NO-GO,"), "rollouts.csv does not show"),
-    "conversation: changed": (
-        lambda folder: replace(folder, conversation(folder), "</body>", "<p>better</p></body>"),
-        ".html does not show",
-    ),
-    "page: another text": (
-        shown("report.md", "Evaluation of run", "Great evaluation of run"),
-        "report.md does not show",
-    ),
     "rollouts: the decision beside its outputs": (
         recorded("decision", to="UNDECIDED"),
         "its decision is 'UNDECIDED', but its outputs say",

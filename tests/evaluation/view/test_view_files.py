@@ -11,9 +11,9 @@ from view_kit import make_runs, rollout
 
 from chimera.core.errors import ConfigError, RunError
 from chimera.run.directory import Run
+from chimera.show.chart import Curve, Point, draw, round_ticks
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.view.pages.choice import NO_DECISION, RolloutChoice, sort_key
-from evaluation.view.pages.drawing import Curve, Point, draw, round_ticks
 from evaluation.view.pages.earlier import earlier_seconds
 from evaluation.view.pages.figures import Figures, pair_up
 from evaluation.view.pages.phases import PhaseWork, shown_phases, state_of, time_left

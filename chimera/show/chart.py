@@ -1,9 +1,12 @@
-"""Line charts as coordinates, which a template turns into SVG: each point can be a link to what is behind it."""
+"""Line charts as SVG: each point can be a link to what is behind it."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from itertools import pairwise
+
+from chimera.show.blocks import Figure
 
 LEFT, RIGHT, TOP, BOTTOM = 40.0, 8.0, 16.0, 18.0
 """Room for numbers and names around the lines, in pixels."""
@@ -114,6 +117,42 @@ def draw(
         stretches.append(Stretch(start, max(end - start, 0.0), curve.name, shown, curve.href, line, placed))
     labels = [(round(down(tick), 1), _number(tick, high - low)) for tick in ticks]
     return LineChart(title, note, width, height, labels, stretches)
+
+
+def figure(chart: LineChart) -> Figure:
+    """The chart as a block."""
+    box = f"0 0 {chart.width} {chart.height}"
+    inside = "".join(_tick(chart, y, text) for y, text in chart.ticks)
+    inside += "".join(_stretch(chart, one, even=place % 2 == 0) for place, one in enumerate(chart.stretches))
+    svg = f'<svg class="chart" viewBox="{box}" role="img" aria-label="{escape(chart.title)}">{inside}</svg>'
+    return Figure(chart.title, chart.note, svg)
+
+
+def _tick(chart: LineChart, y: float, text: str) -> str:
+    line = f'<line class="grid" x1="{chart.left}" x2="{chart.right}" y1="{y}" y2="{y}"></line>'
+    return f'{line}<text class="tick" x="{chart.left - 5}" y="{y + 3.5}">{escape(text)}</text>'
+
+
+def _stretch(chart: LineChart, stretch: Stretch, *, even: bool) -> str:
+    name, size = escape(stretch.name), f'height="{chart.bottom - TOP}"'
+    ground = f'<rect x="{stretch.left}" width="{stretch.width}" y="{TOP:g}" {size}><title>{name}</title></rect>'
+    points = "".join(map(_point, stretch.points))
+    label = f'<text class="name" x="{stretch.left + 2}" y="{chart.height - 5}">{escape(stretch.shown)}</text>'
+    linked = _linked(stretch.href, label) if stretch.shown else ""
+    line = f'<polyline points="{stretch.line}"></polyline>'
+    return f'<g class="stretch{" even" if even else ""}">{ground if name else ""}{line}{points}{linked}</g>'
+
+
+def _point(point: Point) -> str:
+    place, title = f'cx="{point.x}" cy="{point.y}"', f"<title>{escape(point.title)}</title>"
+    if point.href is None:
+        return f'<circle {place} r="2">{title}</circle>'
+    hit = f'<circle class="hit" {place} r="7">{title}</circle>'
+    return _linked(point.href, f'{hit}<circle {place} r="2"></circle>')
+
+
+def _linked(href: str | None, drawn: str) -> str:
+    return drawn if href is None else f'<a href="{escape(href)}">{drawn}</a>'
 
 
 def round_ticks(low: float, high: float) -> list[float]:

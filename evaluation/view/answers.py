@@ -11,7 +11,7 @@ from evaluation.conduct.grounds import Origins, Rule
 from evaluation.conduct.kept import OWN_QUESTION, Kept
 
 
-def told(kept: Kept, values: Mapping[str, Any], sources: Sequence[tuple[str, Passage]]) -> Mapping[str, Any]:
+def answer_state(kept: Kept, values: Mapping[str, Any], sources: Sequence[tuple[str, Passage]]) -> Mapping[str, Any]:
     """The state with the decision withheld where `python -m chimera ask` withholds it (`grounds.Rule`)."""
     if kept.brief.id != OWN_QUESTION or "final_decision" not in values:
         return values

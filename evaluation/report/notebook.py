@@ -1,24 +1,23 @@
 """The parts of a finished report as objects for notebooks: tables, plots, pairs of rollouts, traces.
 
-Nothing is computed here: all numbers are from report.json, with the words of report.md.
+Nothing is computed here: all numbers are from report.json, as in report.md.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from chimera.core.errors import RunError
 from chimera.run.directory import Run, list_runs
+from chimera.show import html, markdown, terminal
+from chimera.show.blocks import Block, Column, Note, TableBlock, Text
 from evaluation.records.rollout_index import find, read_tree, recorded_rollouts
-from evaluation.report.figures import change, shown, stage_titles
+from evaluation.report.content import section
 from evaluation.report.files import DATA
-from evaluation.report.text import section
-from evaluation.scores.rewards import part_title
-from evaluation.traces.text import Outline, outline
+from evaluation.report.formats import change, shown, stage_titles
+from evaluation.report.side_by_side import lines
+from evaluation.traces.conversation import conversation
 from evaluation.verify.check import read_report
 
 REPORT = "report"
@@ -32,6 +31,19 @@ class Words(str):
 
     def _repr_markdown_(self) -> str:
         return str(self)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class BlockView:
+    """Blocks, which a notebook shows as lists that fold."""
+
+    blocks: Sequence[Block]
+
+    def __repr__(self) -> str:
+        return terminal.lines(self.blocks)
+
+    def _repr_html_(self) -> str:
+        return html.render(self.blocks)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -75,16 +87,14 @@ class PairView:
     def _repr_html_(self) -> str:
         """The fields that differ, as a table: <del> marks text of the earlier only, <ins> text of the later only."""
         changed = [row for row in self.rows if row["changed"]]
-        head = "".join(f'<th style="{CELL}">{escape(name)}</th>' for name in ("", *self.stages))
-        body = "".join(_changed(section, list(rows)) for section, rows in groupby(changed, itemgetter("section")))
-        same = len(self.rows) - len(changed)
-        return (
-            f"<p><b>{escape(self.headline)}</b></p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-            f"<p><small>{same} of {len(self.rows)} fields are the same in both and left out.</small></p>"
-        )
-
-
-CELL = "text-align: left; vertical-align: top; white-space: pre-line; min-width: 8em"
+        columns = [Column(name) for name in ("", *self.stages)]
+        left_out = f"{len(self.rows) - len(changed)} of {len(self.rows)} fields are the same in both and left out."
+        blocks: list[Block] = [
+            Note(Text(self.headline, "strong")),
+            TableBlock(self.headline, columns, lines(changed), "pair"),
+            Note(left_out, "fine"),
+        ]
+        return f'<div style="white-space: pre-line">{html.render(blocks)}</div>'
 
 
 class ReportView:
@@ -132,7 +142,7 @@ class ReportView:
         if unknown := [name for name in metrics if name not in known]:
             raise RunError(f"the report has no metric {unknown[0]!r}: it has {', '.join(known)}")
         chosen = {name: known[name] for name in metrics or known}
-        return Words(section({**self._report, "metrics": chosen}, "stages"))
+        return _words(section({**self._report, "metrics": chosen}, "stages"))
 
     def plot(self, name: str) -> PlotView:
         """The plot called `name`, such as "reward"; if it is missing, the sentence that says why.
@@ -159,7 +169,7 @@ class ReportView:
         titles = stage_titles(self._report)
         return tuple(_pair(pair, titles) for pair in self._report["side_by_side"])
 
-    def trace(self, rollout: str | None = None) -> Outline:
+    def trace(self, rollout: str | None = None) -> BlockView:
         """One rollout as an outline: roles, model calls, tool calls, reviews, decision, reward.
 
         Args:
@@ -172,10 +182,11 @@ class ReportView:
         if rollout is None:
             last = list(self._report["outcomes"].values())[-1]
             rollout = self.pairs[0].after if self.pairs else str(last["rollouts"][0]["id"])
-        return outline(read_tree(self._run, find(recorded_rollouts(self._run), rollout)[0]))
+        tree = read_tree(self._run, find(recorded_rollouts(self._run), rollout)[0])
+        return BlockView(conversation(tree, run=self._run.name))
 
     def _section(self, name: str) -> Words:
-        return Words(section(self._report, name))
+        return _words(section(self._report, name))
 
 
 def open_report(run: Run) -> ReportView:
@@ -209,19 +220,5 @@ def _pair(pair: Mapping[str, Any], titles: Mapping[str, str]) -> PairView:
     )
 
 
-def _changed(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    lines = "".join(f"<tr>{''.join(_cells(row))}</tr>" for row in rows)
-    return f'<tr><td colspan="3" style="{CELL}"><b>{escape(title)}</b></td></tr>{lines}'
-
-
-def _cells(row: Mapping[str, Any]) -> Iterator[str]:
-    yield f'<td style="{CELL}">{escape(part_title(row["field"]))}</td>'
-    for side in (row["before"], row["after"]):
-        text = "<i>not there</i>" if side is None else "".join(map(_segment, side))
-        yield f'<td style="{CELL}">{text}</td>'
-
-
-def _segment(segment: Mapping[str, str]) -> str:
-    mark = {"removed": "del", "added": "ins"}.get(segment["kind"])
-    text = escape(segment["text"])
-    return f"<{mark}>{text}</{mark}>" if mark else text
+def _words(blocks: Sequence[Block]) -> Words:
+    return Words(markdown.render(blocks) if blocks else "")

@@ -1,9 +1,7 @@
-"""For the first screen of a report: what each phase gave, and who lost the wrong answers."""
+"""What each phase gave, for the first screen of a report."""
 
 from collections.abc import Mapping
 from typing import Any
-
-from evaluation.report.figures import sentence, stage_titles
 
 WAYS: Mapping[str, str] = {
     "sequence": "in the run's order",
@@ -13,7 +11,7 @@ WAYS: Mapping[str, str] = {
 }
 """The ways to say what a phase gave, with their titles."""
 SEQUENCE_WORDS = "In the run's order: each phase beside what was live before it."
-GAVE_WORDS = (
+GAIN_WORDS = (
     "Left out of the end: the end beside the end without it. "
     "Shapley value: the mean gain over all orders in which the phases could have been added; these sum to the whole. "
     "At base: the end beside the end with this slot's weights, or this choice, as the run began. "
@@ -27,7 +25,7 @@ AT_BASE = "{} at base"
 """The row of the end beside the end with a slot, or the choice, back at base."""
 
 
-def gave(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+def gain_tables(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What each phase gave, one table for each of right answers and reward; empty if no phase was evaluated.
 
     Each table has "name", "title" and "unit" of its metric, "ways" (keys of `WAYS`), and "rows": "phase" (or the
@@ -35,24 +33,24 @@ def gave(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     difference with "low", "high", "verdict" and "comparison", or None. A way that only repeats comparisons of the
     run's order is left out.
     """
-    return [_gave(report, name) for name in ("alignment", "reward")] if report["ablation"] else []
+    return [_gain_table(report, name) for name in ("alignment", "reward")] if report["ablation"] else []
 
 
-def gave_rows(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The tables of `gave` as one, if they tell only what each phase gave in the run's order; else empty.
+def gain_rows(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The tables of `gain_tables` as one, if they tell only what each phase gave in the run's order; else empty.
 
     A row has "phase", "learner", and "cells": the differences of right answers and of reward.
     """
-    tables = gave(report)
+    tables = gain_tables(report)
     if any(table["ways"] != ["sequence"] for table in tables):
         return []
     pairs = zip(*(table["rows"] for table in tables), strict=True)
     return [{**right, "cells": [right["cells"][0], reward["cells"][0]]} for right, reward in pairs]
 
 
-def gave_words(report: Mapping[str, Any]) -> str:
-    """How to read the tables of `gave`, and the phases whose policy a later one replaced."""
-    words = [SEQUENCE_WORDS] if gave_rows(report) else [SEQUENCE_WORDS, GAVE_WORDS]
+def gains_words(report: Mapping[str, Any]) -> str:
+    """How to read the tables of `gain_tables`, and the phases whose policy a later one replaced."""
+    words = [SEQUENCE_WORDS] if gain_rows(report) else [SEQUENCE_WORDS, GAIN_WORDS]
     return " ".join([*words, *replaced(report)])
 
 
@@ -69,7 +67,7 @@ def replaced(report: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _gave(report: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _gain_table(report: Mapping[str, Any], name: str) -> dict[str, Any]:
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for row in report["ablation"]:
         if (one := report["comparisons"][row["comparison"]].get(name)) is not None:
@@ -93,7 +91,7 @@ def _gave(report: Mapping[str, Any], name: str) -> dict[str, Any]:
         {"phase": title, "learner": learners.get(title, ""), "cells": [found.get((title, way)) for way in ways]}
         for title in (*titles, TOGETHER)
     ]
-    return {"name": name, **GAVE[name], "ways": ways, "rows": rows}
+    return {"name": name, **GAINS[name], "ways": ways, "rows": rows}
 
 
 def _new(found: Mapping[tuple[str, str], Mapping[str, Any]], title: str, way: str) -> bool:
@@ -102,7 +100,7 @@ def _new(found: Mapping[tuple[str, str], Mapping[str, Any]], title: str, way: st
     return way == "sequence" or usual is None or usual["comparison"] != found[title, way]["comparison"]
 
 
-GAVE: Mapping[str, Mapping[str, str]] = {
+GAINS: Mapping[str, Mapping[str, str]] = {
     "alignment": {"title": "right, points", "unit": "share"},
     "reward": {"title": "reward", "unit": "points"},
 }
@@ -113,36 +111,3 @@ def _difference(found: Mapping[str, Any], comparison: str | None = None) -> dict
     value = found["difference"] if "difference" in found else found["mean"]
     ends = {"low": found["low"], "high": found["high"]}
     return {"difference": value, **ends, "verdict": found.get("verdict"), "comparison": comparison}
-
-
-def lost_words(report: Mapping[str, Any]) -> str:
-    """Who lost the wrong answers of the last stage, in one sentence; empty if its rollouts do not say so."""
-    stage = report["standing"][0]
-    found = report["lost"].get(stage)
-    if found is None:
-        return ""
-    steps = [f"{LOST_AT[step]} {count}" for step, count in found["steps"].items() if count]
-    vetoed = f"; {found['vetoed']} right ones were vetoed" if found["vetoed"] else ""
-    who = f", lost by {', '.join(steps)}" if steps else ""
-    title = sentence(stage_titles(report)[stage])
-    return f"{title}, {found['wrong']} of {found['rollouts']} answers are wrong{who}{vetoed}."
-
-
-def lost_rollouts(report: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Ids of the last stage's rollouts with a wrong answer, by their first wrong step."""
-    final = report["standing"][0]
-    if final not in report["lost"]:
-        return {}
-    rows = report["outcomes"][final]["rollouts"]
-    found = {step: [row["id"] for row in rows if row["lost"] == step] for step in LOST_AT}
-    return {step: ids for step, ids in found.items() if ids}
-
-
-LOST_AT: Mapping[str, str] = {
-    "juniors": "the juniors (none right)",
-    "supervisor": "the supervisor (another junior right)",
-    "refiner": "the refiner (selected right)",
-    "review": "board or principal (refined right)",
-    "failed": "failed rollouts",
-}
-"""The steps of `evaluation.causes.lost` in a sentence."""

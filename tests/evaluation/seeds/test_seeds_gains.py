@@ -7,8 +7,9 @@ import pytest
 from test_seeds_compare import METRICS, SeedRun, make_run
 
 from chimera.run.policies import Policy
+from chimera.show import markdown
 from evaluation.seeds.compare import build
-from evaluation.seeds.study_text import markdown, tables
+from evaluation.seeds.study_text import brief, document
 
 PHASES = ("sft", "ppo")
 TASKS = 6
@@ -96,11 +97,11 @@ def test_the_share_that_each_repair_mends_is_of_all_examined_wrong_answers():
 def test_both_are_in_the_study_and_reports_without_them_are_left_out():
     study = build([shapley_run(0), shapley_run(1), shapley_run(2, contributions="none")])
     assert study["shapley"]["reward"]["ppo"]["runs"] == 2
-    text = markdown(study)
+    text = markdown.render(document(study))
     assert "## What each phase gave: Shapley values" in text
     assert "| all together |" in text
     assert "## Wrong answers that become right when their first wrong step is made right" in text
-    assert len(tables(study)) == 3
+    assert len(brief(study)) == 3
     old = build([make_run(0), make_run(1)])
     assert (old["shapley"], old["blame"]) == ({}, {})
-    assert "Shapley" not in markdown(old)
+    assert "Shapley" not in markdown.render(document(old))

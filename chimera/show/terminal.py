@@ -1,0 +1,155 @@
+"""Renders blocks for a terminal, readable at 80 columns and in a pipe."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import StringIO
+
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.table import Table as RichTable
+from rich.text import Text as RichText
+
+from chimera.show.blocks import (
+    Bar,
+    Block,
+    Cell,
+    FactList,
+    Figure,
+    Fold,
+    Heading,
+    Inline,
+    Items,
+    Note,
+    Quote,
+    ResultCards,
+    SideBySide,
+    TableBlock,
+    TableLine,
+    pieces,
+    plain,
+)
+from chimera.show.card import printable
+
+UNLIMITED = 10_000
+INDENT = "  "
+WORD = 16
+"""Longer words may be broken in a table."""
+STYLES: Mapping[str, str] = {
+    "quiet": "dim",
+    "strong": "bold",
+    "good": "green",
+    "bad": "red",
+    "warn": "yellow",
+    "removed": "strike",
+    "added": "bold",
+}
+
+
+def show(console: Console, blocks: Sequence[Block]) -> None:
+    """Print `blocks`; a pipe gets whole lines of text, and tables of 80 columns."""
+    for depth, one in _drawn(blocks, 0):
+        if isinstance(one, RichText) and not console.is_terminal:
+            lines = one.split("\n", allow_blank=True)
+            console.print(RichText("\n").join(RichText(INDENT * depth) + line for line in lines), soft_wrap=True)
+        else:
+            console.print(Padding(one, (0, 0, 0, len(INDENT) * depth)) if depth else one)
+
+
+def lines(blocks: Sequence[Block]) -> str:
+    """`blocks` as a pipe gets them."""
+    file = StringIO()
+    show(Console(file=file, highlight=False), blocks)
+    return file.getvalue()
+
+
+def text(content: Inline, *, below: bool = False) -> RichText:
+    """Texts in one line, without characters that control a terminal; what is small is in brackets, or `below`."""
+    line = RichText()
+    for one in pieces(content):
+        if not isinstance(one, Bar):
+            before, after = ("\n", "") if below else (" (", ")")
+            before, after = (before, after) if one.small and line.plain else ("", "")
+            line.append(f"{before}{printable(one.text)}{after}", style=STYLES.get(one.tone, ""))
+    return line
+
+
+def _drawn(blocks: Sequence[Block], depth: int) -> Iterator[tuple[int, RenderableType]]:
+    """What to print, each with its depth in folds."""
+    for block in blocks:
+        match block:
+            case Fold():
+                if not block.detail:
+                    yield depth, text(block.title)
+                    yield from _drawn(block.blocks, depth + 1)
+            case SideBySide():
+                for listed in block.lists:
+                    yield from _drawn(listed, depth)
+            case TableBlock():
+                yield depth, _Fitted(block)
+            case Heading():
+                yield depth, RichText(printable(plain(block.text)), style="bold" if block.level < 3 else "")
+            case _:
+                yield from ((depth, line) for line in _lines(block))
+
+
+def _lines(block: Block) -> Iterator[RichText]:
+    """A block's lines of text."""
+    match block:
+        case Note():
+            lead = f"{block.style}: " if block.style in ("note", "warning") else ""
+            if block.style != "contents":
+                yield RichText(lead) + text(block.text)
+        case Items():
+            if block.lead:
+                yield RichText(printable(block.lead))
+            for item in block.items:
+                yield RichText("warning: " if block.warning else "- ") + text(item)
+        case FactList():
+            for name, value in block.facts:
+                yield RichText(f"{printable(name)}: ") + text(value)
+        case ResultCards():
+            for one in block.cards:
+                yield RichText(printable(f"{one.title}: {one.verdict}, {plain(one.figures)}. {plain(one.note)}"))
+        case Figure():
+            yield RichText(printable(f"{block.title}: {block.file or block.caption}"))
+        case Quote():
+            said = "\n".join(map(printable, block.text.splitlines()))
+            yield RichText(f"[{printable(block.title)}] {said}" if block.title else said, style="dim")
+
+
+@dataclass(frozen=True, slots=True)
+class _Fitted:
+    """A table whose small texts are beside what they belong to if there is room, else below it."""
+
+    table: TableBlock
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        beside = _table(self.table, below=False)
+        width = Measurement.get(console, options.update(max_width=UNLIMITED), beside).maximum
+        yield beside if width <= options.max_width else _table(self.table, below=True)
+
+
+def _table(table: TableBlock, *, below: bool) -> RichTable:
+    shown = [place for place, column in enumerate(table.columns) if not column.extra]
+    name = RichText(printable(table.name)) if table.name else None
+    drawn = RichTable(title=name, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for place in shown:
+        column = table.columns[place]
+        title, cells = text(column.title, below=below), [_cell(row, place, below) for row in table.rows]
+        justify = "right" if column.number else "left"
+        lines = [line for cell in cells for line in cell.plain.splitlines()]
+        words = lines if column.number else [word[:WORD] for line in lines for word in line.split()]
+        drawn.add_column(title, justify=justify, overflow="fold", min_width=max(map(len, words), default=0))
+    for row in table.rows:
+        cells = (_cell(row, place, below) for place in shown)
+        drawn.add_row(*cells, style="bold" if row.strong or row.group else "")
+    return drawn
+
+
+def _cell(row: TableLine, place: int, below: bool) -> RichText:
+    if place >= len(row.cells):
+        return RichText()
+    cell = row.cells[place]
+    return text(cell.content if isinstance(cell, Cell) else cell, below=below)

@@ -1,0 +1,219 @@
+"""Sections of a report about single answers: outcomes, lost answers, curves, rollouts side by side, and the judges."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from chimera.show.blocks import (
+    Block,
+    Cell,
+    Column,
+    FactList,
+    Figure,
+    Fold,
+    Heading,
+    Inline,
+    Items,
+    Note,
+    Piece,
+    SideBySide,
+    TableBlock,
+    TableLine,
+    Text,
+    joined,
+)
+from evaluation.causes.lost import TITLES
+from evaluation.records.recorded import side_file
+from evaluation.records.study import Plan
+from evaluation.report.content.cells import Links
+from evaluation.report.formats import change, sentence, shown, signed, slug, stage_titles, two
+from evaluation.report.losses import BLAME_HEAD, BLAME_WORDS, LOST_WORDS, blame_rows, lost_rollouts
+from evaluation.report.side_by_side import lines
+
+Report = Mapping[str, Any]
+
+
+def outcomes(report: Report) -> Iterator[Block]:
+    """Answers beside the answer key, decisions, vetoes and failures of each stage."""
+    yield Heading("Answers, decisions and failures", anchor="answers")
+    yield Note(
+        "Rows are the answer key, columns what was answered; outlined cells are right. On the page each number leads "
+        "to its rollouts. The decision says whether the protocol may run: a CRITICAL review that stays unresolved is a "
+        "veto, which forbids GO and leaves the answer as it is."
+    )
+    titles = stage_titles(report)
+    yield SideBySide([list(_outcome(stage, titles[stage], one)) for stage, one in report["outcomes"].items()])
+
+
+def _outcome(stage: str, title: str, outcome: Mapping[str, Any]) -> Iterator[Block]:
+    yield Heading(title, 3)
+    columns = [Column("Answer key"), *(Column(name) for name in next(iter(outcome["confusion"].values())))]
+    rows = [
+        TableLine([label, *(_count(stage, label, name, row) for name in row)])
+        for label, row in outcome["confusion"].items()
+    ]
+    yield TableBlock(f"Answers and answer key, {title}", columns, rows, "matrix")
+    decisions = ", ".join(f"{name} {count}" for name, count in outcome["decisions"].items())
+    yield Note(f"Decisions: {decisions}. {outcome['vetoed']} vetoed{':' if outcome['vetoes'] else '.'}", "fine")
+    if outcome["vetoes"]:
+        yield Items([f"{count} × {why}" for why, count in outcome["vetoes"].items()])
+    if outcome["failed"]:
+        number = Text(f"{outcome['failed']} of {outcome['count']}", href=f"#{slug(f'{stage}.failed')}")
+        yield Note([number, " rollouts failed:"])
+        yield Items([f"{count} × {why}" for why, count in outcome["failures"].items()])
+    else:
+        yield Note(f"None of {outcome['count']} rollouts failed.", "fine")
+
+
+def _count(stage: str, label: str, answer: str, row: Mapping[str, int]) -> Cell:
+    count, total = row[answer], sum(row.values())
+    href = f"#{slug(f'{stage}.{label}.{answer}')}" if count else ""
+    return Cell(
+        Text(str(count), "" if count else "quiet", href), shade=count / total if total else 0.0, marked=label == answer
+    )
+
+
+def lost(report: Report) -> Iterator[Block]:
+    """Which step lost the wrong answers, and what repairing it would mend."""
+    if not report["lost"]:
+        return
+    links, stages = Links.of(report), report["lost"].values()
+    yield Heading("Who lost the wrong answers", anchor="lost")
+    yield Note(f"{LOST_WORDS} On the page the tables of rollouts name the step of each.")
+    columns = [Column("First wrong step"), *(Column(links.system(name), number=True) for name in report["lost"])]
+    rows = [
+        TableLine([sentence(title), *(str(one["steps"][step]) for one in stages)]) for step, title in TITLES.items()
+    ]
+    rows.append(TableLine(["Wrong answers", *(f"{one['wrong']} of {one['rollouts']}" for one in stages)]))
+    rows.append(TableLine(["Right answers that were vetoed", *(str(one["vetoed"]) for one in stages)]))
+    yield TableBlock("Wrong answers by their first wrong step", columns, rows)
+    if rollouts := lost_rollouts(report):
+        yield FactList(
+            [
+                (sentence(TITLES[step]), joined([links.conversation(one) for one in ids]))
+                for step, ids in rollouts.items()
+            ]
+        )
+    if mended := blame_rows(report):
+        first, *others = BLAME_HEAD
+        columns = [Column(sentence(first)), *(Column(sentence(one), number=True) for one in others)]
+        yield Note(BLAME_WORDS)
+        rows = [TableLine([sentence(title), *cells]) for title, *cells in mended]
+        yield TableBlock("Wrong answers replayed with their first wrong step made right", columns, rows)
+
+
+def plots(report: Report) -> Iterator[Block]:
+    """The plots; a plot's "svg", where there is one, is its drawing."""
+    if not report["plots"]:
+        return
+    yield Heading("Curves", anchor="plots")
+    figures = [_figure(plot) for plot in report["plots"]]
+    drawn = [one for one in figures if one.svg or one.file]
+    yield SideBySide([[one] for one in drawn], wide=True)
+    yield from (one for one in figures if one not in drawn)
+
+
+def _figure(plot: Mapping[str, Any]) -> Figure:
+    file, name = plot["files"].get("png", ""), plot["name"]
+    caption = plot["missing"] or plot["caption"]
+    return Figure(plot["title"], caption, inlined(plot.get("svg"), name), file, f"plot-{slug(name)}")
+
+
+def inlined(drawing: str | None, name: str) -> str:
+    """An SVG file for a page: only its root element, with unique ids, as wide as the page allows."""
+    if drawing is None:
+        return ""
+    head, rest = drawing[drawing.index("<svg") :].rstrip().split(">", 1)
+    head = re.sub(r'\s(?:width|height)="[^"]*"', "", head)
+    text = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', f"{head}>{rest}")
+    text = re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', text)
+    return re.sub(r"url\(#([^()]+)\)", rf"url(#{name}-\1)", text)
+
+
+def side_by_side(report: Report) -> Iterator[Block]:
+    """The rollouts of a few tasks in the first and the last stage, field by field."""
+    if not report["side_by_side"]:
+        return
+    links = Links.of(report)
+    before, after = (links.titles[side] for side in report["verdict"]["comparison"].split(":"))
+    yield Heading("Side by side", anchor="side-by-side")
+    removed, added = Text("Removed", "removed"), Text("added", "added")
+    yield Note(
+        [
+            f"The same task and seed through {before} and {after}. ",
+            *(removed, " is what only the first has, ", added, " what only the second has."),
+        ]
+    )
+    for place, pair in enumerate(report["side_by_side"]):
+        about = f" reward {change(pair['difference'], 'points')}, answer key {pair['label']}"
+        title = [Text(f"{sentence(pair['why'])}: {pair['goal']}", "strong"), Text(about, "quiet")]
+        columns = [Column(pair["task"]), *(Column(_side(pair[side], links)) for side in ("before", "after"))]
+        table = TableBlock(f"{before} and {after}, {pair['task']}", columns, lines(pair["rows"]), "pair")
+        yield Fold(title, [table], open=place == 0)
+
+
+def _side(side: Mapping[str, Any], links: Links) -> Inline:
+    title, reward = links.titles[side["stage"]], shown(side["reward"], "points")
+    return [f"{title}, ", links.conversation(side["id"]), f", reward {reward}"]
+
+
+def judges(report: Report) -> Iterator[Block]:
+    """Whether the judge can be trusted: agreement with a second one, length, and work that deserves nothing."""
+    judges = report["judges"]
+    if not judges:
+        return
+    yield Heading("Can the judges be trusted?", anchor="judges")
+    yield Note(_judges_words(judges, Plan.load(report["plan"])))
+    if judges["warnings"]:
+        yield Items([f"{sentence(one)}." for one in judges["warnings"]], warning=True)
+    else:
+        yield Note(Text("Nothing here gives cause for a warning.", "quiet"))
+    if judges["n"]:
+        yield Heading("Agreement", 3)
+        columns = [Column("Criterion")]
+        columns += [Column(one, number=True) for one in ("Krippendorff’s alpha", "Spearman’s rho")]
+        rows = [TableLine([name, two(alpha), two(judges["spearman"][name])]) for name, alpha in judges["alpha"].items()]
+        yield TableBlock("Agreement of the judges", columns, rows)
+    yield Heading("Score against length", 3)
+    names = (("judge", "the judge"), ("auditor", "the second judge"))
+    yield Items(
+        [_length_words(title, judges["length"][who]) for who, title in names],
+        "Rank correlation (Spearman’s rho) of the weighted score with the number of words in the protocol:",
+    )
+    if judges["canaries"]:
+        yield Heading("Canaries", 3)
+        yield Note(
+            "Work that deserves next to nothing. Beside each score stands what real work gets on the same criteria."
+        )
+        yield _canaries(judges["canaries"])
+    for note in judges["notes"]:
+        yield Note(Text(f"{sentence(note)}.", "quiet"))
+
+
+def _judges_words(judges: Mapping[str, Any], plan: Plan) -> list[Piece]:
+    second = (
+        f"A second judge ({judges['auditor']}), which training never uses, has scored {judges['n']} of the same "
+        "rollouts."
+        if judges["auditor"]
+        else "There was no second judge."
+    )
+    files = [Text(side_file(plan.split, name), "code") for name in ("audit", "canaries")]
+    return [
+        f"The judge ({judges['judge'] or 'none recorded'}) gives the reward’s six criteria. {second} Single scores: ",
+        *joined(files, " and "),
+        " in the run directory.",
+    ]
+
+
+def _length_words(title: str, length: Mapping[str, Any]) -> str:
+    if length["rho"] is None:
+        return f"{title}: none to tell from {length['n']} scored rollouts"
+    return f"{title}: {signed(length['rho'], 2).replace('-', '−')} over {length['n']} rollouts"
+
+
+def _canaries(rows: Sequence[Mapping[str, Any]]) -> TableBlock:
+    titles = ("Judge", "on real work", "Second judge", "on real work", "n")
+    columns = [Column("Canary"), *(Column(one, number=True) for one in titles)]
+    keys = ("judge", "of_normal", "auditor", "of_normal_auditor")
+    drawn = [TableLine([row["title"], *(two(row[key]) for key in keys), str(row["n"])]) for row in rows]
+    return TableBlock("Scores of canary protocols", columns, drawn)

@@ -1,0 +1,91 @@
+"""Who lost the wrong answers, and which become right when their first wrong step is made right, in words."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from evaluation.causes.lost import Step
+from evaluation.report.formats import between, sentence, shown, stage_titles
+
+LOST_WORDS = (
+    "The first wrong step of each rollout whose answer is wrong, from its record. The refined answer is that of the "
+    "refiner's last visit. A later step could have mended the answer; it is not to blame for an earlier one."
+)
+BLAME_WORDS = (
+    "Each wrong answer was replayed with its first wrong step made right, and the rest of the society worked on: of "
+    "the juniors one that was right in a rollout of this task, for the supervisor a junior that was right, for the "
+    "refiner the selected hypothesis as it was. Mended: the answer became right, so this step alone lost it. The share "
+    "is of all wrong answers that were examined. No right value is known where no junior was right in any rollout of "
+    "the task."
+)
+BLAME_HEAD = ("step made right", "wrong answers that it lost", "replayed", "mended", "mended share of the examined, %")
+TITLES: Mapping[str, str] = {
+    "juniors": "juniors: one of them right",
+    "supervisor": "supervisor: a right junior selected",
+    "refiner": "refiner: the selected answer kept",
+}
+
+
+def blame_words(report: Mapping[str, Any]) -> str:
+    """What repairing one step would mend, in one sentence; empty if no wrong answer was examined."""
+    found = report["blame"]
+    if found is None or not found["examined"]:
+        return ""
+    steps = [
+        f"{step} {one['mended']} of {one['lost']}"
+        for step, one in found["steps"].items()
+        if one["lost"] or one["mended"]
+    ]
+    title = sentence(stage_titles(report)[found["stage"]])
+    return (
+        f"{title}, of {found['examined']} wrong answers {found['mended']} become right when their first wrong step is "
+        f"made right ({', '.join(steps) or 'none can be'}); {found['replays']} replays were made."
+    )
+
+
+def blame_rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """The rows below `BLAME_HEAD`; empty if no wrong answer was examined."""
+    found = report["blame"]
+    if found is None or not found["examined"]:
+        return []
+    rows = [_row(TITLES[step], one, one["lost"]) for step, one in found["steps"].items()]
+    return [*rows, _row("any of them", found, found["examined"])]
+
+
+def _row(title: str, one: Mapping[str, Any], lost: int) -> tuple[str, ...]:
+    share = one["share"]
+    failed = f" ({one['failed']} failed)" if one.get("failed") else ""
+    mean = f"{shown(share['mean'], 'share')} ({between(share['low'], share['high'], 'share')})"
+    return title, str(lost), f"{one['replays']}{failed}", str(one["mended"]), mean
+
+
+def lost_words(report: Mapping[str, Any]) -> str:
+    """Who lost the wrong answers of the last stage, in one sentence; empty if its rollouts do not say so."""
+    stage = report["standing"][0]
+    found = report["lost"].get(stage)
+    if found is None:
+        return ""
+    steps = [f"{LOST_AT[step]} {count}" for step, count in found["steps"].items() if count]
+    vetoed = f"; {found['vetoed']} right ones were vetoed" if found["vetoed"] else ""
+    who = f", lost by {', '.join(steps)}" if steps else ""
+    title = sentence(stage_titles(report)[stage])
+    return f"{title}, {found['wrong']} of {found['rollouts']} answers are wrong{who}{vetoed}."
+
+
+def lost_rollouts(report: Mapping[str, Any]) -> dict[Step, list[str]]:
+    """Ids of the last stage's rollouts with a wrong answer, by their first wrong step."""
+    final = report["standing"][0]
+    if final not in report["lost"]:
+        return {}
+    rows = report["outcomes"][final]["rollouts"]
+    by_step: dict[Step, list[str]] = {step: [row["id"] for row in rows if row["lost"] == step] for step in LOST_AT}
+    return {step: ids for step, ids in by_step.items() if ids}
+
+
+LOST_AT: Mapping[Step, str] = {
+    "juniors": "the juniors (none right)",
+    "supervisor": "the supervisor (another junior right)",
+    "refiner": "the refiner (selected right)",
+    "review": "board or principal (refined right)",
+    "failed": "failed rollouts",
+}
+"""The steps of `evaluation.causes.lost` in a sentence."""

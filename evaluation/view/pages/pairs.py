@@ -1,0 +1,86 @@
+"""Two rollouts side by side, and the same tasks in two stages."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
+from urllib.parse import urlencode
+
+from chimera.show.blocks import (
+    Block,
+    Column,
+    FactList,
+    Heading,
+    Inline,
+    Note,
+    TableBlock,
+    TableLine,
+    Text,
+    Tone,
+    joined,
+)
+from evaluation.records.rollouts import RolloutRecord
+from evaluation.report import side_by_side
+from evaluation.report.formats import change
+from evaluation.traces.conversation import goal, toned
+from evaluation.view.pages.desk import answer, pair_address, points, rollout_address, share
+from evaluation.view.pages.figures import Figures, TaskPair, pair_up
+from evaluation.view.reading.rows import RolloutRow
+
+CHANGES = ("mended", "lost", "both right", "both wrong")
+Side: TypeAlias = tuple[str, RolloutRow, RolloutRecord]
+"""One side of a pair: its run, its row and its record."""
+
+
+def pair_blocks(left: Side, right: Side) -> Iterator[Block]:
+    """Two rollouts field by field."""
+    before, after = left[2], right[2]
+    yield Note("Two rollouts side by side", "eyebrow")
+    yield Heading(goal(before), 1)
+    if before.task_id != after.task_id:
+        asked = after.outputs.get("research_goal") or "not recorded"
+        yield Note(f"These are two tasks: {before.task_id} and {after.task_id}. The right one asks: {asked}", "note")
+    columns = [Column(""), *(Column(_side_title(*side)) for side in (left, right))]
+    yield TableBlock("Two rollouts", columns, side_by_side.lines(side_by_side.view(before, after)), "pair")
+
+
+def _side_title(run: str, row: RolloutRow, record: RolloutRecord) -> Inline:
+    link = Text(record.rollout_id, "strong", rollout_address(run, record.rollout_id))
+    decision = toned(record.decision or "none")
+    return [link, f" {run}, {record.phase}: ", *answer(row), " ", decision, f" reward {points(record.reward)}"]
+
+
+def task_blocks(
+    left: str, right: str, before: Sequence[RolloutRow], after: Sequence[RolloutRow], change_of: str
+) -> Iterator[Block]:
+    """The tasks of two stages, with what became of their answers."""
+    pairs, runs = pair_up(before, after), [given.partition("/")[0] for given in (left, right)]
+    old, new = Figures.of([one.left for one in pairs]), Figures.of([one.right for one in pairs])
+    yield Note("The same tasks in two stages", "eyebrow")
+    yield Heading(f"{left} and {right}", 1)
+    rewards, rights = f"{points(old.reward)} → {points(new.reward)}", f"{share(old.right)} → {share(new.right)}"
+    yield FactList([("tasks in both", str(len(pairs))), ("reward", rewards), ("right", rights)], large=True)
+    counts = [("", "all", len(pairs)), *((name, name, sum(one.change == name for one in pairs)) for name in CHANGES)]
+    query = {"left": left, "right": right}
+    choices: list[Inline] = []
+    for name, title, count in counts:
+        href = f"/tasks?{urlencode({**query, 'change': name} if name else query)}"
+        choices.append(Text(f"{title} {count}", "strong" if name == change_of else "", href))
+    yield Note(joined(choices, "   "))
+    columns = [Column(name) for name in ("task", "answers", left, right)]
+    columns += [Column("reward", number=True), Column("difference", number=True)]
+    chosen = [one for one in pairs if change_of in ("", one.change)]
+    if not chosen:
+        yield Note(Text("No task is in both stages.", "quiet"))
+    yield TableBlock("Tasks in both stages", columns, [_task(one, runs) for one in chosen])
+
+
+def _task(pair: TaskPair, runs: Sequence[str]) -> TableLine:
+    repeat = f" ({pair.left.repeat})" if pair.left.repeat else ""
+    address = pair_address(runs[0], pair.left.rollout_id, runs[1], pair.right.rollout_id)
+    tone: Mapping[str, Tone] = {"mended": "good", "lost": "bad"}
+    cells: list[Inline] = [Text(f"{pair.left.task_id}{repeat}", href=address)]
+    cells.append(Text(pair.change, tone.get(pair.change, "quiet")))
+    for run, one in zip(runs, (pair.left, pair.right), strict=True):
+        given = Text(one.answer or "none", "good" if one.right else "bad", rollout_address(run, one.rollout_id))
+        cells.append([given, *answer(one)[1:], Text(f" {one.decision or 'none'}", "quiet")])
+    rewards = f"{points(pair.left.reward)} → {points(pair.right.reward)}"
+    return TableLine([*cells, rewards, change(pair.difference, "points")])
