@@ -49,7 +49,6 @@ GONE: Mapping[str, str] = {
     "evaluation.permutations": "it is gone: a test makes ten exchanges for each of evaluation.resamples",
     "evaluation.power": "it is gone: it is always 0.8",
     "wandb.protocols": "it is gone: a table of protocols always has 20 rows",
-    "serving.answers": "it is gone: the last 4096 answers are always kept",
     "cluster.key_file": "it is gone with the runners that people started: set rollouts.on=ray",
     "cluster.tls": "it is gone with the servers that it was for: Ray has its own TLS",
     "cluster.store": "it is gone: rollouts are in the run's folder",

@@ -239,3 +239,9 @@ class ServingConfig(ConfigSection):
         description="processes that decode, each with all weights and its share of the slots; null: two for small "
         "models where there are two cores, otherwise one",
     )
+    answers: int = Field(
+        default=4096,
+        ge=0,
+        le=1_000_000,
+        description="last answers that are kept: an equal request with a seed to the same weights is not decoded again",
+    )

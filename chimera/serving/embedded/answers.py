@@ -16,10 +16,10 @@ class Answers:
     """The last answers of one server.
 
     Args:
-        most: How many are kept; the one that was not asked for the longest time goes first.
+        most: How many are kept; the one that was not asked for the longest time goes first. 0 keeps none.
     """
 
-    def __init__(self, most: int = 4096) -> None:
+    def __init__(self, most: int) -> None:
         self._most = most
         self._known: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self.reused = 0
@@ -31,7 +31,7 @@ class Answers:
         Args:
             weights: A number that no other weights of this server have had.
         """
-        if request.seed is None and request.temperature != 0:
+        if not self._most or (request.seed is None and request.temperature != 0):
             return None
         return hashlib.sha256(f"{weights}\n{request.model_dump_json()}".encode()).hexdigest()
 

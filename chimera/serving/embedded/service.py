@@ -62,7 +62,7 @@ class Service:
         self._candidates: dict[str, Binding] = {}
         self._swaps: dict[str, int] = {}
         self._loaded = itertools.count()
-        self._answers = Answers()
+        self._answers = Answers(serving.answers)
         self._lock = threading.Lock()
         self._swap_lock = threading.Lock()
         self._batcher: Batcher | None = None

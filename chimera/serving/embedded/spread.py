@@ -87,7 +87,7 @@ class SpreadService:
     ) -> None:
         embedded = {key: model for key, model in models.items() if model.kind == "embedded"}
         self._rubrics = Service({key: model for key, model in models.items() if model.kind == "rubric"}, serving)
-        self._answers = Answers()
+        self._answers = Answers(serving.answers)
         self._homes: OrderedDict[str, _Decoder] = OrderedDict()
         self._connections = Connections()
         self._swap_lock = threading.Lock()

@@ -97,6 +97,6 @@ def draw_all(
 
 
 def _learning(study: Study) -> dict[str, str]:
-    """The part that each phase has learned, by phase, without phases that learned nothing."""
+    """The part that each phase with roles learns, by phase; that of one that has not run is taken for weights."""
     learned = {event["phase"]: event["policy"]["part"] for event in study.run.events() if "policy" in event}
-    return {name: learned[name] for name in study.config.pipeline if name in learned}
+    return {name: learned.get(name, "weights") for name, phase in study.config.pipeline.items() if phase.roles}

@@ -11,6 +11,7 @@ from matplotlib.text import Text
 from chimera.config.tree import Config
 from chimera.core.types import DECISION_OF_LABEL
 from chimera.run.directory import Run
+from chimera.run.policies import WENT_LIVE, Policy
 from evaluation.measures.comparison import adjust, compare
 from evaluation.measures.metrics import stage_metrics
 from evaluation.records.rollouts import RolloutRecord
@@ -70,6 +71,7 @@ def study(tmp_path_factory):
     answers = {name: answers_of(name) for name in STAGES}
     plan = Plan("val", "generated", "generated tasks", TASKS, 1, tuple(one.stage for one in answers.values()))
     with Run.create("made", config) as run:
+        run.ledger(WENT_LIVE, phase="bandit", policy=Policy.made("choice", "Supervisor", "bandit").dump())
         return Study(run, plan, answers, (), {}, ())
 
 

@@ -12,7 +12,7 @@ REFINER = "roles=[HypothesisRefiner]"
 OF_EACH = [
     ("tasks=1000", ("{phase}.tasks=1000", "24 training tasks")),
     ("batch_size=9", ("{phase}.batch_size=9", "{phase}.micro_batch_size=")),
-    ("quantile=0.5", ("pipeline.{phase}.quantile", "remove it")),
+    ("quantile=0.5", ("unknown key pipeline.{phase}.quantile", "config {phase}")),
 ]
 OF_ONE = [
     ("dpo", ["roles=[Supervisor]"], ("Supervisor",)),

@@ -185,7 +185,7 @@ def test_answers_are_valued_directly_where_their_parts_follow_from_them(roles, w
         (["ppo.reward={}", "ppo.value=direct"], ("ppo.value=direct", "ppo.reward", "set ppo.value=replay")),
         (["ppo.states=4", "ppo.tasks=100"], ("ppo.tasks=100", "24 training tasks")),
         (["ppo.states=4", "ppo.n=1"], ("ppo.n=1", "grpo", "set ppo.n")),
-        (["ppo.states=4", "ppo.credit=broadcast"], ("pipeline.ppo.credit", "states is set", "remove it")),
+        (["ppo.states=4", "ppo.credit=broadcast"], ("pipeline.ppo.credit", "states is 4", "remove it")),
         (["ppo.states=0", "ppo.curriculum=level"], ("pipeline.ppo", "states is 0", "remove it")),
     ],
 )
