@@ -49,8 +49,10 @@ def _sources_if_given(context: RunContext) -> list[dict[str, str]] | None:
 def _feedback(state: ResearchState) -> dict[str, Any] | None:
     """The latest reviews, if they found anything; None if there are none."""
     reviews = {name: state[name] for name in ("peer_review", "safety_review") if name in state}
-    found = {name: review for name, review in reviews.items() if review["issues"] or worst_severity(review) != "NONE"}
-    return found or None
+    feedback = {
+        name: review for name, review in reviews.items() if review["issues"] or worst_severity(review) != "NONE"
+    }
+    return feedback or None
 
 
 def _junior_reads(state: ResearchState, context: RunContext) -> Inputs:
@@ -147,8 +149,8 @@ def veto_of(reviews: Mapping[str, Any]) -> str | None:
     """The CRITICAL reviews in a state or in a rollout's outputs, each with its first issue; None if there are none."""
     names = {"peer_review": "peer review", "safety_review": "safety review"}
     critical = {name: reviews[key] for key, name in names.items() if effective_severity(reviews[key]) == "CRITICAL"}
-    found = [f"{name}: {next(iter(review['issues']), 'no issue named')}" for name, review in critical.items()]
-    return "; ".join(found) or None
+    vetoes = [f"{name}: {next(iter(review['issues']), 'no issue named')}" for name, review in critical.items()]
+    return "; ".join(vetoes) or None
 
 
 def _store(field: str) -> Callable[[ResearchState, Answer, RunContext], Update]:

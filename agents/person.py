@@ -66,8 +66,8 @@ def person_node(config: SocietyConfig) -> Any:
     def node(state: ResearchState) -> Update:
         if state["final_decision"] not in config.confirm:
             return {}
-        said = interrupt({name: state.get(name) for name in SHOWN})
-        return {} if said == SKIP else taken(state, PersonVerdict.model_validate(said))
+        verdict = interrupt({name: state.get(name) for name in SHOWN})
+        return {} if verdict == SKIP else taken(state, PersonVerdict.model_validate(verdict))
 
     return node
 

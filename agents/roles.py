@@ -142,7 +142,7 @@ ROLES: dict[str, Role] = {
 
 def advisers_of(role: str) -> tuple[str, ...]:
     """The roles that advise `role`, in the order in which they work before it."""
-    return tuple(one.name for one in ROLES.values() if one.advises == role)
+    return tuple(adviser.name for adviser in ROLES.values() if adviser.advises == role)
 
 
 def check_roles(roles: Iterable[Role]) -> None:

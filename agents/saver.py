@@ -23,5 +23,5 @@ async def open_saver(file: Path) -> "AsyncIterator[BaseCheckpointSaver[Any]]":
 async def saved_state(file: Path, thread: str) -> Mapping[str, Any]:
     """The last saved state of `thread`; empty if there is none."""
     async with open_saver(file) as saver:
-        found = await saver.aget_tuple({"configurable": {"thread_id": thread}})
-    return {} if found is None else found.checkpoint["channel_values"]
+        snapshot = await saver.aget_tuple({"configurable": {"thread_id": thread}})
+    return {} if snapshot is None else snapshot.checkpoint["channel_values"]

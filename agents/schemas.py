@@ -73,8 +73,8 @@ def with_options(schema: type[Answer], names: tuple[str, ...]) -> type[Answer]:
     fields = [name for name, field in schema.model_fields.items() if field.annotation == YesNoMaybe]
     if not fields or not names:
         return schema
-    one: Any = Literal[names]
-    of_options: Any = dict.fromkeys(fields, (one, ...))
+    option: Any = Literal[names]
+    of_options: Any = dict.fromkeys(fields, (option, ...))
     return create_model(schema.__name__, __base__=schema, __doc__=schema.__doc__, **of_options)
 
 

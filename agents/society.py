@@ -121,17 +121,17 @@ class Society:
         With `saved`, the state is kept after each node. If a person has to confirm the decision, the last pair is
         (`agents.person.PERSON`, the fields to confirm): call it again with a verdict.
         """
-        context, graph, given, limits = self._context(brief, seed, select), self._graph, _input(brief), self._limits()
+        context, graph, entry, limits = self._context(brief, seed, select), self._graph, _input(brief), self._limits()
         if saved is not None:
             graph = build_graph(self._config, saver=saved.saver)
             limits |= {"configurable": {"thread_id": saved.thread}}
             if saved.verdict is not None:
-                given = Command(resume=saved.verdict)
+                entry = Command(resume=saved.verdict)
             elif (await saved.saver.aget_tuple({"configurable": {"thread_id": saved.thread}})) is not None:
-                given = None  # Go on behind the last node that ended.
+                entry = None  # Go on behind the last node that ended.
         # By default LangGraph saves a state while the next node works, so that a kill would lose a node's work.
-        kept: dict[str, Any] = {} if saved is None else {"durability": "sync"}
-        updates = graph.astream(given, limits, context=context, stream_mode="updates", **kept)
+        durability: dict[str, Any] = {} if saved is None else {"durability": "sync"}
+        updates = graph.astream(entry, limits, context=context, stream_mode="updates", **durability)
         try:
             async for step in updates:
                 for node, update in step.items():
@@ -155,16 +155,16 @@ class Society:
         def change(node: Node) -> Node:
             async def standing_node(state: ResearchState, runtime: Runtime[Any]) -> Update:
                 brief = brief_of(state["research_goal"])
-                asked = cast(ResearchState, {**state, **_input(brief)})
-                return await node(asked, runtime.override(context=self._context(brief, None, None)))
+                research = cast(ResearchState, {**state, **_input(brief)})
+                return await node(research, runtime.override(context=self._context(brief, None, None)))
 
             return standing_node
 
         return graph_of_nodes(self._config, change)
 
-    async def _invoke(self, graph: Graph, given: Any, context: RunContext, **options: Any) -> ResearchState:
+    async def _invoke(self, graph: Graph, entry: Any, context: RunContext, **options: Any) -> ResearchState:
         try:
-            state = await graph.ainvoke(given, self._limits(), context=context, **options)
+            state = await graph.ainvoke(entry, self._limits(), context=context, **options)
         except NodeTimeoutError as error:
             raise self._late(error) from error
         return cast(ResearchState, state)

@@ -126,6 +126,8 @@ def without(state: ResearchState, junior: str) -> ResearchState:
     return {
         **state,
         "messages": {role: messages for role, messages in state["messages"].items() if role != junior},
-        "initial_hypotheses": [one for one in state["initial_hypotheses"] if one["author"] != junior],
+        "initial_hypotheses": [
+            hypothesis for hypothesis in state["initial_hypotheses"] if hypothesis["author"] != junior
+        ],
         "turn_count": state["turn_count"] - 1,
     }

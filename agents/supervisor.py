@@ -27,28 +27,28 @@ async def supervisor_node(state: ResearchState, runtime: Runtime[RunContext]) ->
     context = runtime.context
     candidates = Candidates(state["research_goal"], state["initial_hypotheses"], sources_seen(state["messages"]))
     before = visits(state["messages"], SUPERVISOR)
-    asked: list[tuple[Selection, list[Message]]] = []
+    answers: list[tuple[Selection, list[Message]]] = []
 
     async def ask(chosen: str | None) -> None:
         role = ROLES[SUPERVISOR] if chosen is None else replace(ROLES[SUPERVISOR], schema=selection_of(chosen))
         inputs = {"hypotheses": candidates.hypotheses, "chosen": chosen}
-        number = before + len(asked) + 1
+        number = before + len(answers) + 1
         answer, messages = await visit(role, inputs, state, context, number=number, attempt=attempt_of(runtime))
-        asked.append((cast(Selection, answer), messages))
+        answers.append((cast(Selection, answer), messages))
 
     with errors_of(SUPERVISOR):
         preferred = None
         choice = context.select.propose(candidates, context.seed)
         if choice is None:
             await ask(None)
-            preferred = asked[0][0].choice
+            preferred = answers[0][0].choice
             choice = context.select.select(candidates, preferred, context.seed)
         selected = _of_author(choice, candidates.hypotheses)
         if choice.author != preferred:
             await ask(choice.author)
     return {
         "selected_hypothesis": selected,
-        "supervisor_justification": asked[-1][0].justification,
+        "supervisor_justification": answers[-1][0].justification,
         "selection": {
             "author": choice.author,
             "preferred": preferred,
@@ -56,9 +56,9 @@ async def supervisor_node(state: ResearchState, runtime: Runtime[RunContext]) ->
             "propensities": None if choice.propensities is None else dict(choice.propensities),
             "sources": list(candidates.sources),
         },
-        "messages": {SUPERVISOR: [message for _, messages in asked for message in messages]},
+        "messages": {SUPERVISOR: [message for _, messages in answers for message in messages]},
         "sender": SUPERVISOR,
-        "turn_count": len(asked),
+        "turn_count": len(answers),
     }
 
 

@@ -57,9 +57,9 @@ def main(argv: list[str]) -> int | None:
 
         check_trusted(config, run.config_file, "answers", arguments.trust, arguments.overrides)
         check_inputs(run.events(), run.config, config)
-    asked = _own_question(arguments, config) if arguments.task is None else _task(arguments, config)
+    question = _own_question(arguments, config) if arguments.task is None else _task(arguments, config)
 
-    return answer(asked, config, _console(arguments), run, out=_out(arguments))
+    return answer(question, config, _console(arguments), run, out=_out(arguments))
 
 
 def _go_on(arguments: argparse.Namespace) -> int:
@@ -70,14 +70,14 @@ def _go_on(arguments: argparse.Namespace) -> int:
     from evaluation.conduct.kept import OWN_QUESTION, Kept
 
     runs_dir = config_from(arguments, own_question=True).runs_dir
-    kept = Kept.open(runs_dir, arguments.go_on)
-    check_trusted(kept.config, kept.path, "answers", arguments.trust)
-    run = Run.open(kept.run, runs_dir) if kept.run else None
+    saved = Kept.open(runs_dir, arguments.go_on)
+    check_trusted(saved.config, saved.path, "answers", arguments.trust)
+    run = Run.open(saved.run, runs_dir) if saved.run else None
     if run is not None:
-        check_inputs(run.events(), run.config, kept.config)
-    asked = Asked(kept.brief) if kept.brief.id == OWN_QUESTION else _task_named(kept.brief.id, kept.config)
-    said = _said(arguments)
-    return answer(asked, kept.config, _console(arguments), run, kept=kept, said=said, out=_out(arguments))
+        check_inputs(run.events(), run.config, saved.config)
+    question = Asked(saved.brief) if saved.brief.id == OWN_QUESTION else _task_named(saved.brief.id, saved.config)
+    verdict = _said(arguments)
+    return answer(question, saved.config, _console(arguments), run, saved=saved, verdict=verdict, out=_out(arguments))
 
 
 def _said(arguments: argparse.Namespace) -> "PersonVerdict | None":
@@ -88,9 +88,9 @@ def _said(arguments: argparse.Namespace) -> "PersonVerdict | None":
 
     if arguments.verdict is None:
         return None
-    given = {"action": arguments.verdict, "decision": arguments.decision, "answer": arguments.answer}
+    fields = {"action": arguments.verdict, "decision": arguments.decision, "answer": arguments.answer}
     try:
-        return PersonVerdict(**given, reason=arguments.reason or "")
+        return PersonVerdict(**fields, reason=arguments.reason or "")
     except ValidationError as error:
         raise ConfigError(
             f"--verdict {arguments.verdict}: {error.errors()[0]['msg'].removeprefix('Value error, ')}"
@@ -227,13 +227,13 @@ def _trained(arguments: argparse.Namespace) -> "Run | None":
 
 
 def answer(
-    asked: Asked,
+    question: Asked,
     config: "Config",
     console: "Console",
     run: "Run | None" = None,
     *,
-    kept: "Kept | None" = None,
-    said: "PersonVerdict | None" = None,
+    saved: "Kept | None" = None,
+    verdict: "PersonVerdict | None" = None,
     out: "Callable[[Mapping[str, Any]], None] | None" = None,
 ) -> int:
     """Start the models, let the society answer the question, and show each step when it is done.
@@ -253,31 +253,31 @@ def answer(
     from evaluation.conduct.kept import Kept
     from evaluation.conduct.live_society import build_library, open_society
 
-    toys = toy_parts(config.used()) if asked.real else []
+    toys = toy_parts(config.used()) if question.real else []
     secrets = load_secrets(config.secret_names())
-    library = build_library(config, secrets, asked.brief if asked.task is None else None)
+    library = build_library(config, secrets, question.brief if question.task is None else None)
     learned = list(live(run.events()).values()) if run else []
     if run:
         for policy in learned:
             checked(run, policy.folder)
-    if config.society.confirm and kept is None:
-        kept = Kept.create(config, asked.brief, run.name if run else None)
+    if config.society.confirm and saved is None:
+        saved = Kept.create(config, question.brief, run.name if run else None)
     try:
         if toys:
             show(console, warning(toys, "below"))
-        show(console, _about(asked, config, library.searched, run, learned))
+        show(console, _about(question, config, library.searched, run, learned))
         with open_society(config, library, learning=learned_slots(run.events()) if run else set()) as society:
             selector = _put_live(run, config, society.servers, learned) if run else None
-            earlier = asyncio.run(kept.state()) if kept else {}
-            outcome = AskOutcome(asked.brief.goal, real=asked.real, toys=toys, earlier=earlier)
-            work = _Work(society, asked.brief, config, console, selector, kept, outcome)
-            _run(work.to_the_end(said))
-        _close(outcome, asked, config, console, kept)
+            earlier = asyncio.run(saved.state()) if saved else {}
+            outcome = AskOutcome(question.brief.goal, real=question.real, toys=toys, earlier=earlier)
+            work = _Work(society, question.brief, config, console, selector, saved, outcome)
+            _run(work.to_the_end(verdict))
+        _close(outcome, question, config, console, saved)
     finally:
         if toys:
             show(console, warning(toys, "above"))
     if out is not None:
-        out(outcome.result(kept.name if kept else None))
+        out(outcome.result(saved.name if saved else None))
     return WAITS if outcome.waits else WITHHELD if outcome.withheld else 0
 
 
@@ -299,18 +299,20 @@ def _run(work: "Coroutine[Any, Any, None]") -> None:
         raise KeyboardInterrupt from None
 
 
-def _about(asked: Asked, config: "Config", searched: str, run: "Run | None", learned: "Sequence[Policy]") -> "Card":
+def _about(question: Asked, config: "Config", searched: str, run: "Run | None", learned: "Sequence[Policy]") -> "Card":
     """The question, the models that answer it, and the sources that they search."""
     from chimera.show.ask import option_lines
     from chimera.show.card import Card
 
-    about = (*option_lines(asked.brief.options), ("models", _players(config.used())), ("searches", searched))
-    if asked.task is not None:
-        about += (("task", f"{asked.task.id} of {SOURCE_NAMES[asked.task.source]}, answer key: {asked.task.label}"),)
+    about = (*option_lines(question.brief.options), ("models", _players(config.used())), ("searches", searched))
+    if question.task is not None:
+        about += (
+            ("task", f"{question.task.id} of {SOURCE_NAMES[question.task.source]}, answer key: {question.task.label}"),
+        )
     if run:
         versions = ", ".join(policy.version for policy in learned) or "nothing: its base models answer"
         about += (("learned", f"{versions} (run {run.name})"),)
-    return Card(asked.brief.goal, about, "cyan")
+    return Card(question.brief.goal, about, "cyan")
 
 
 def _put_live(run: "Run", config: "Config", servers: "ModelServers", learned: "Sequence[Policy]") -> "Selector":
@@ -334,21 +336,21 @@ class _Work:
     kept: "Kept | None"
     outcome: "AskOutcome"
 
-    async def to_the_end(self, said: "PersonVerdict | None") -> None:
+    async def to_the_end(self, verdict: "PersonVerdict | None") -> None:
         """Work; put a decision that has to be confirmed to the person at the terminal, if there is one."""
-        if self.kept is not None and said is not None:
-            self.kept.prefer(await self.kept.waiting(said), said)
-        await self._go_on(said)
+        if self.kept is not None and verdict is not None:
+            self.kept.prefer(await self.kept.waiting(verdict), verdict)
+        await self._go_on(verdict)
         if self.outcome.waits and self.kept is not None and sys.stdin.isatty() and self.console.is_terminal:
             from evaluation.conduct.person import ask_person
 
             await self.to_the_end(await asyncio.to_thread(ask_person, self.console, await self.kept.state()))
 
-    async def _go_on(self, said: "PersonVerdict | None") -> None:
+    async def _go_on(self, verdict: "PersonVerdict | None") -> None:
         from chimera.show.card import show
 
         working = self.console.status("the juniors read") if self.console.is_terminal else nullcontext()
-        answer = self.society.answer(self.brief, self.config.seed, select=self.selector, kept=self.kept, said=said)
+        answer = self.society.answer(self.brief, self.config.seed, select=self.selector, kept=self.kept, said=verdict)
         async with aclosing(answer) as steps:
             with working as status:
                 async for step in steps:
@@ -359,7 +361,7 @@ class _Work:
                     self.outcome.add(step)
 
 
-def _close(outcome: "AskOutcome", asked: Asked, config: "Config", console: "Console", kept: "Kept | None") -> None:
+def _close(outcome: "AskOutcome", question: Asked, config: "Config", console: "Console", saved: "Kept | None") -> None:
     """What is shown below the last step."""
     from chimera.config.trust import options_to_use
     from chimera.show.card import Card, show
@@ -371,28 +373,28 @@ def _close(outcome: "AskOutcome", asked: Asked, config: "Config", console: "Cons
         show(console, last.sources)
         if last.tool_calls == 0 and not last.read and (silent := never_searched(config)):
             show(console, Card("WARNING: no role searched", (("why", silent),), "red3"))
-    if outcome.waits and kept is not None:
-        command = f"python -m chimera ask --continue {kept.name}{options_to_use(config)}"
+    if outcome.waits and saved is not None:
+        command = f"python -m chimera ask --continue {saved.name}{options_to_use(config)}"
         lines = (
             ("approve", f"{command} --verdict approve"),
             ("change", f'{command} --verdict edit --decision NO-GO --reason "..."'),
             ("reject", f'{command} --verdict reject --reason "..."'),
         )
         show(console, Card("The decision waits for you", lines, "yellow"))
-    if asked.real and not outcome.toys:  # The warning about toys says so itself.
+    if question.real and not outcome.toys:  # The warning about toys says so itself.
         show(console, Card("Not medical advice", (("note", NOTICE.partition(": ")[2]),), "yellow"))
 
 
 def _players(models: "Mapping[str, ModelConfig]") -> str:
     """The slots that each model plays, such as 'nano: junior, supervisor, senior; rubric: board, principal, judge'."""
     parts: dict[str, list[str]] = {}
-    for key, one in models.items():
+    for key, model in models.items():
         name = {
-            "embedded": one.path,
-            "vllm": f"{one.path} on vLLM",
-            "endpoint": one.model or "endpoint",
+            "embedded": model.path,
+            "vllm": f"{model.path} on vLLM",
+            "endpoint": model.model or "endpoint",
             "rubric": "rubric",
-        }[one.kind]
+        }[model.kind]
         parts.setdefault(name, []).append(key)
     return "; ".join(f"{name}: {', '.join(keys)}" for name, keys in parts.items())
 

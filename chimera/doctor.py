@@ -34,19 +34,19 @@ def main(argv: list[str]) -> int | None:
     from training.configuration import load_config
 
     config = config_from(arguments, load=load_config)
-    found: list[Probed] = []
+    results: list[Probed] = []
 
-    def tell(one: "Probed") -> None:
-        found.append(one)
+    def tell(result: "Probed") -> None:
+        results.append(result)
         if not arguments.json:
-            _show(one)
+            _show(result)
 
     examine(config, tell)
     if arguments.json:
-        print(json.dumps([asdict(one) for one in found], indent=2))
-    faults = [f"{one.area} ({one.what})" for one in found if one.level == "fault"]
+        print(json.dumps([asdict(result) for result in results], indent=2))
+    faults = [f"{result.area} ({result.what})" for result in results if result.level == "fault"]
     if not arguments.json:
-        warnings = sum(one.level == "warning" for one in found)
+        warnings = sum(result.level == "warning" for result in results)
         print(
             f"the configured run cannot work: {', '.join(faults)}"
             if faults
@@ -69,8 +69,8 @@ def examine(config: "Config", tell: "Tell") -> None:
     from evaluation.probes.probed import Level, Probed
 
     secrets = load_secrets([*config.secret_names(), "WANDB_API_KEY"])
-    for one in machine_findings(config, secrets):
-        tell(one)
+    for result in machine_findings(config, secrets):
+        tell(result)
     try:
         dataset = load(config.data)
     except DataError as error:
@@ -79,8 +79,8 @@ def examine(config: "Config", tell: "Tell") -> None:
     tell(Probed("data", config.data.path, Level.OK, dataset.describe()))
     if toy := unread(config.used(), dataset.source):
         tell(Probed("models", "bundled model", Level.WARNING, toy))
-    for one in _phases(config, dataset):
-        tell(one)
+    for result in _phases(config, dataset):
+        tell(result)
     _models(config, dataset, secrets, tell)
 
 
@@ -144,22 +144,22 @@ async def _ask(
     from evaluation.probes.tools import tool_findings
 
     task = dataset.train[0]
-    found = await tool_findings(config, tools, task.brief())
-    for one in found:
-        tell(one)
-    asked = [slot for slot in config.used() if config.models[slot].kind != "rubric"]
-    while asked:
-        slot = asked.pop(0)
+    results = await tool_findings(config, tools, task.brief())
+    for result in results:
+        tell(result)
+    slots = [slot for slot in config.used() if config.models[slot].kind != "rubric"]
+    while slots:
+        slot = slots.pop(0)
         probe = ModelProbe(config, slot, endpoints[slot], tools, task.goal)
         of_slot = await probe.findings()
         if probe.unreachable:  # Named once, for all slots that ask it.
-            also = [other for other in asked if _address(endpoints[other]) == _address(endpoints[slot])]
-            asked = [other for other in asked if other not in also]
-            of_slot = [_for_all(one, also) for one in of_slot]
-        for one in of_slot:
-            tell(one)
-        found += of_slot
-    if any(one.level is Level.FAULT for one in found):
+            also = [other for other in slots if _address(endpoints[other]) == _address(endpoints[slot])]
+            slots = [other for other in slots if other not in also]
+            of_slot = [_for_all(result, also) for result in of_slot]
+        for result in of_slot:
+            tell(result)
+        results += of_slot
+    if any(result.level is Level.FAULT for result in results):
         return
     model = HttpModel(endpoints)
     try:

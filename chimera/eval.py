@@ -52,11 +52,11 @@ def main(argv: list[str]) -> int | None:
     from evaluation.measures.families import check as check_families
     from evaluation.verify.asked import AskedEvaluation
 
-    asked = AskedEvaluation.of(arguments.split, arguments.limit, arguments.seeds, arguments.stages, config.data)
+    request = AskedEvaluation.of(arguments.split, arguments.limit, arguments.seeds, arguments.stages, config.data)
     check_trusted(config, run.config_file, "answers", arguments.trust)
     check_inputs(run.events(), run.config)  # Also with other data: the run's own tell which tasks it has seen.
     check_families(config)
-    plan, dataset = asked.plan(run, config.evaluation)
+    plan, dataset = request.plan(run, config.evaluation)
     lines = _lines(run, arguments.wandb)
     out = arguments.out or run.path / "report"
     again = "everything" if arguments.fresh else "failed" if arguments.resume else "nothing"
@@ -82,7 +82,7 @@ def main(argv: list[str]) -> int | None:
                     view.warn(f"{name} was changed after the run had written it")
         with view.doing("reading the rollouts"):
             study = load_study(owned, plan, config.evaluation)
-        report = _write(study, asked, lines, out, view)
+        report = _write(study, request, lines, out, view)
         seal(owned)
     _show(report, study, out, console)
     _print_head(run)
@@ -164,8 +164,8 @@ def _judge_settings(judge: str | None) -> list[str]:
         return []
     if judge in ("checklist", "none"):
         return [f"evaluation.auditor.kind={judge}"]
-    if found := re.fullmatch(r"(.+)@(https?://.+)", judge):
-        settings = {"kind": "endpoint", "model": found[1], "base_url": found[2]}
+    if match := re.fullmatch(r"(.+)@(https?://.+)", judge):
+        settings = {"kind": "endpoint", "model": match[1], "base_url": match[2]}
         return [f"evaluation.auditor.{key}={value}" for key, value in settings.items()]
     raise ConfigError(
         f"--judge={judge} is neither checklist, none nor MODEL@URL, such as qwen3@http://127.0.0.1:11434/v1"
@@ -251,10 +251,10 @@ async def _make(
 
 
 def _announce(run: "Run", plan: "Plan", missing: int, console: "Console") -> None:
-    wanted = len(plan.stages) * len(plan.tasks) * plan.repeats
+    total = len(plan.stages) * len(plan.tasks) * plan.repeats
     console.print(
         f"run {run.path}: stages {', '.join(stage.name for stage in plan.stages)} on {len(plan.tasks)} tasks of "
-        f"{plan.data} ({plan.split}); {wanted} rollouts: {wanted - missing} recorded, {missing} to make",
+        f"{plan.data} ({plan.split}); {total} rollouts: {total - missing} recorded, {missing} to make",
         markup=False,
         soft_wrap=True,
     )
@@ -281,7 +281,7 @@ def _auditor(settings: "EvaluationConfig", second: "HttpModel | None") -> "Audit
 
 
 def _write(
-    study: "Study", asked: "AskedEvaluation", lines: "list[dict[str, Any]]", out: Path, view: "View"
+    study: "Study", request: "AskedEvaluation", lines: "list[dict[str, Any]]", out: Path, view: "View"
 ) -> "dict[str, Any]":
     """Write the report, and record its arguments and its files' hashes in the ledger."""
     from evaluation.report.files import publish, publish_predictions
@@ -294,7 +294,7 @@ def _write(
                 publish_predictions(study, out)
         finally:
             run, settings = study.run, study.config.evaluation
-            Evaluated(asked, settings, report["written"], run.name, folder_in(run, out), hashes_of(out)).record(run)
+            Evaluated(request, settings, report["written"], run.name, folder_in(run, out), hashes_of(out)).record(run)
     return report
 
 
@@ -340,19 +340,19 @@ def _verify(arguments: argparse.Namespace) -> int:
     from evaluation.verify.check import find_run, verify
 
     run = _open(arguments)[0] if arguments.run else find_run(arguments.verify)
-    found = verify(arguments.verify, run, expect=arguments.expect)
-    problems = found.problems
+    check = verify(arguments.verify, run, expect=arguments.expect)
+    problems = check.problems
     for problem in problems[:PROBLEMS_SHOWN]:
         print(f"refused: {problem}")
     if len(problems) > PROBLEMS_SHOWN:
         print(f"... and {len(problems) - PROBLEMS_SHOWN} more")
-    if found.entries:
-        print(f"ledger: {found.entries} entries, last hash {found.head}")
+    if check.entries:
+        print(f"ledger: {check.entries} entries, last hash {check.head}")
     if problems:
         print(f"{arguments.verify}: {len(problems)} problem{'s' * (len(problems) > 1)}, so do not trust it")
         return 1
     print(f"{arguments.verify}: every number was computed again from {run.path if run else '-'} and is the same")
-    print(f"{found.replayed} of {found.rollouts} rollouts were replayed from their traces and came to the same")
+    print(f"{check.replayed} of {check.rollouts} rollouts were replayed from their traces and came to the same")
     return 0
 
 

@@ -55,9 +55,9 @@ def main(argv: list[str]) -> int | None:
     from chimera.run.inputs import check_inputs
     from chimera.run.seals import checked
 
-    given = Path(arguments.run)
-    folder = Path(arguments.runs_dir or (given.parent if given.parent != Path() else "runs"))
-    run = Run.latest(folder) if arguments.run == "latest" else Run.open(given.name, folder)
+    run_path = Path(arguments.run)
+    folder = Path(arguments.runs_dir or (run_path.parent if run_path.parent != Path() else "runs"))
+    run = Run.latest(folder) if arguments.run == "latest" else Run.open(run_path.name, folder)
     check_inputs(run.events(), run.config)
     learned = find_learned(run, arguments.role)
     out = Path(arguments.out or f"{run.name}-{learned.role}")
@@ -99,17 +99,17 @@ def find_learned(run: "Run", role: str) -> LearnedRole:
     policies = live(events)
     policy = policies.get(("choice", role)) or policies.get(("weights", slot))
     if policy is None:
-        kept = sorted(
+        learners = sorted(
             name for name in roles if ("choice", name) in policies or ("weights", config.slot(name)) in policies
         )
         kind = config.models[slot].kind
         played = f"models.{slot}, which is {'an endpoint' if kind == 'endpoint' else kind}"
         raise RunError(
             f"{role} has learned nothing in run {run.name!r}: it is played by {played}, as it was at the start; "
-            f"roles that learned: {', '.join(kept) or 'none'}"
+            f"roles that learned: {', '.join(learners) or 'none'}"
         )
-    made = [event for event in events if event["event"] == WENT_LIVE and event["policy"]["version"] == policy.version]
-    return LearnedRole(run, config, role, slot, policy, str(made[-1]["phase"]))
+    starts = [event for event in events if event["event"] == WENT_LIVE and event["policy"]["version"] == policy.version]
+    return LearnedRole(run, config, role, slot, policy, str(starts[-1]["phase"]))
 
 
 def check_free(out: Path) -> None:
@@ -178,8 +178,8 @@ def _fill(learned: LearnedRole, source: Path, draft: Path, command: str) -> None
 
 def _files(source: Path, weights: bool) -> list[Path]:
     patterns = (*WEIGHTS, *SETTINGS) if weights else ("*",)
-    found = {file for pattern in patterns for file in source.glob(pattern) if file.is_file()}
-    return sorted(file for file in found if not file.name.startswith("."))
+    files = {file for pattern in patterns for file in source.glob(pattern) if file.is_file()}
+    return sorted(file for file in files if not file.name.startswith("."))
 
 
 def _dump(file: Path, value: Mapping[str, Any]) -> None:
@@ -190,12 +190,12 @@ def generation_settings(file: Path, model: "ModelConfig", temperature: float | N
     """The model's generation settings, sampled as the society answers: at `evaluation.temperature` at most."""
     from chimera.core.files import read_json_object
 
-    found = read_json_object(file) if file.exists() else {}
-    found.pop("_from_model_config", None)
+    settings = read_json_object(file) if file.exists() else {}
+    settings.pop("_from_model_config", None)
     sampled = {"do_sample": False}
     if (used := model.temperature if temperature is None else min(model.temperature, temperature)) > 0:
         sampled = {"do_sample": True, "temperature": used, "top_p": model.top_p, "top_k": 0}
-    return {**found, **sampled, "max_new_tokens": model.max_tokens}
+    return {**settings, **sampled, "max_new_tokens": model.max_tokens}
 
 
 def role_settings(name: str, config: "Config") -> dict[str, Any]:
@@ -206,12 +206,12 @@ def role_settings(name: str, config: "Config") -> dict[str, Any]:
     from evaluation.scores import judge
 
     role, labels = {**ROLES, judge.ROLE.name: judge.ROLE}[name], config.data.labels
-    own = labels if labels and labels != LABELS else ()
-    told = config.society.told(name)
-    usual = told.prompt or role.prompt
-    prompt = prompt_with_options(usual, own) if own else usual
-    tools, form = list(config.roles.tool_names()[name]), response_format(role, tuple(own))
-    return {"role": name, "prompt": prompt, **told.payload(), "tools": tools, "response_format": form}
+    options = labels if labels and labels != LABELS else ()
+    guidance = config.society.told(name)
+    usual = guidance.prompt or role.prompt
+    prompt = prompt_with_options(usual, options) if options else usual
+    tools, form = list(config.roles.tool_names()[name]), response_format(role, tuple(options))
+    return {"role": name, "prompt": prompt, **guidance.payload(), "tools": tools, "response_format": form}
 
 
 def _card(learned: LearnedRole, command: str) -> str:
@@ -342,8 +342,8 @@ def gains(report: Mapping[str, Any], phase: str) -> "Iterator[Gain]":
         pairs.setdefault(f"{stages[0]['name']}:{stages[-1]['name']}", "the whole run, beside base")
     for pair, title in pairs.items():
         if pair in report["comparisons"]:
-            found = report["comparisons"][pair]
-            yield Gain(title, {name: found[name] for name in METRICS if name in found})
+            comparison = report["comparisons"][pair]
+            yield Gain(title, {name: comparison[name] for name in METRICS if name in comparison})
 
 
 if __name__ == "__main__":

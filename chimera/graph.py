@@ -58,9 +58,9 @@ def _trained(slot: str, config: "Config") -> str:
     from chimera.config.roles import expand
 
     names = [
-        one.algorithm.upper() if len(one.algorithm) == 3 else one.algorithm
-        for name, one in config.pipeline.items()
-        if any(config.slot(role) == slot for role in expand(one.roles, f"pipeline.{name}.roles"))
+        phase.algorithm.upper() if len(phase.algorithm) == 3 else phase.algorithm
+        for name, phase in config.pipeline.items()
+        if any(config.slot(role) == slot for role in expand(phase.roles, f"pipeline.{name}.roles"))
     ]
     return "".join(f" · {name}" for name in dict.fromkeys(names))
 

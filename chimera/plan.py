@@ -51,13 +51,13 @@ def read_machine(text: str) -> tuple[int, tuple[int, ...]]:
     Raises:
         ConfigError: It is not written like 8x80GB,1024GB or 64GB.
     """
-    found = MACHINE.fullmatch(text)
-    if found is None:
+    match = MACHINE.fullmatch(text)
+    if match is None:
         raise ConfigError(
             f"--machine {text!r} is no machine: give GPUs x memory of each and the main memory, such as "
             "8x80GB,1024GB, or 64GB for a machine without a GPU"
         )
-    count, each, memory = (float(number or 0) for number in found.groups())
+    count, each, memory = (float(number or 0) for number in match.groups())
     return int(memory * GB), (int(each * GB),) * int(count)
 
 
@@ -92,7 +92,7 @@ def _show_phase(room: "Room", console: "Console") -> None:
     for fault in room.faults:
         console.print(f"[bold red]does not fit[/]: it needs {fault}", soft_wrap=True)
     if room.changes:
-        changes = " ".join(f"'{one}'" if " " in one else one for one in room.changes)
+        changes = " ".join(f"'{change}'" if " " in change else change for change in room.changes)
         console.print(f"it fits with {changes}", markup=False, soft_wrap=True)
     elif room.faults:
         console.print("no settings are known with which it fits: take a smaller model or a larger machine")

@@ -70,8 +70,8 @@ def main(argv: list[str]) -> int | None:
     config = config_from(arguments, load=load_config)
     job = _job(arguments, config)
     _begin(job, config)
-    for number, wanted in enumerate(job.runs, start=1):
-        _make(job, wanted, f"{number}/{len(job.runs)}")
+    for number, run in enumerate(job.runs, start=1):
+        _make(job, run, f"{number}/{len(job.runs)}")
     _report(job)
     return 0
 
@@ -117,13 +117,13 @@ def _job(arguments: argparse.Namespace, config: "Config") -> StudyJob:
     seeds = range(config.seed, config.seed + arguments.seeds)
     data_seeds = range(config.data.seed, config.data.seed + arguments.data_seeds)
     runs = tuple(Wanted(f"data{data}-seed{seed}", seed, data) for data in data_seeds for seed in seeds)
-    given = [
-        one for one in arguments.overrides if one.partition("=")[0].strip() not in ("seed", "data.seed", "runs_dir")
+    overrides = [
+        text for text in arguments.overrides if text.partition("=")[0].strip() not in ("seed", "data.seed", "runs_dir")
     ]
     file = ["--config", str(arguments.config)] if arguments.config else []
     names = choose_names(arguments.phases, config)
     trust = tuple(f"--trust={code.name}" for code in dict.fromkeys(named_code(config, "training")))
-    return StudyJob(folder, runs, names, (*file, *given), arguments.stages, _keys(config), trust)
+    return StudyJob(folder, runs, names, (*file, *overrides), arguments.stages, _keys(config), trust)
 
 
 def _begin(job: StudyJob, config: "Config") -> None:
@@ -133,15 +133,15 @@ def _begin(job: StudyJob, config: "Config") -> None:
     settings = effective(config)
     for path in (("seed",), ("runs_dir",), ("data", "seed")):
         _without(settings, path)
-    asked = {"phases": list(job.phases), **json.loads(json.dumps(settings, default=str))}
+    identity = {"phases": list(job.phases), **json.loads(json.dumps(settings, default=str))}
     try:
         job.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"{job.folder} cannot be made ({error.strerror}): set runs_dir to another folder") from error
     begun = next((event["settings"] for event in _events(job) if event["event"] == "created"), None)
     if begun is None:
-        _note(job, "created", settings=asked)
-    elif changed := differences(begun, asked):
+        _note(job, "created", settings=identity)
+    elif changed := differences(begun, identity):
         key, (old, new) = next(iter(changed.items()))
         raise RunError(
             f"study {job.folder} was made with {key}={old}, not {new}: keep it, or give another --name, because runs "
@@ -150,62 +150,62 @@ def _begin(job: StudyJob, config: "Config") -> None:
     print(f"study {job.folder}: {len(job.runs)} runs of {', '.join(job.phases)}", flush=True)
 
 
-def _make(job: StudyJob, wanted: Wanted, place: str) -> None:
+def _make(job: StudyJob, member: Wanted, place: str) -> None:
     """Train and evaluate one run; skips what is finished."""
     from chimera.run.directory import Run
     from chimera.run.inputs import check_inputs
 
-    report = job.folder / wanted.name / "report" / "report.json"
-    if not _trained(job, wanted):
-        _child(job, wanted, place, "training", "chimera.train", _training_arguments(job, wanted))
-        if not _trained(job, wanted):
+    report = job.folder / member.name / "report" / "report.json"
+    if not _trained(job, member):
+        _child(job, member, place, "training", "chimera.train", _training_arguments(job, member))
+        if not _trained(job, member):
             raise RunError(
-                f"training of run {wanted.name} ended, but its ledger lacks phases of {', '.join(job.phases)}"
+                f"training of run {member.name} ended, but its ledger lacks phases of {', '.join(job.phases)}"
             )
-    run = Run.open(wanted.name, job.folder)
+    run = Run.open(member.name, job.folder)
     check_inputs(run.events(), run.config)
-    if _evaluated(job, wanted, report):
-        print(f"{place} {wanted.name}: finished before", flush=True)
+    if _evaluated(job, member, report):
+        print(f"{place} {member.name}: finished before", flush=True)
         return
     stages = [] if job.stages is None else ["--stages", job.stages]
     _child(
         job,
-        wanted,
+        member,
         place,
         "evaluation",
         "chimera.eval",
-        ["--run", wanted.name, *stages, f"runs_dir={job.folder}", *job.trust],
+        ["--run", member.name, *stages, f"runs_dir={job.folder}", *job.trust],
     )
-    _note(job, "evaluated", run=wanted.name, stages=job.stages, report=_hash(report))
+    _note(job, "evaluated", run=member.name, stages=job.stages, report=_hash(report))
 
 
-def _training_arguments(job: StudyJob, wanted: Wanted) -> list[str]:
+def _training_arguments(job: StudyJob, member: Wanted) -> list[str]:
     """Arguments that start a new run, or resume an interrupted one."""
-    run = job.folder / wanted.name
+    run = job.folder / member.name
     resume = (run / "config.yaml").is_file()
     if run.exists() and not resume:
         shutil.rmtree(run)  # It was killed before its configuration was written, so it is empty.
-    own = (
-        ["--resume", *job.trust] if resume else [*job.arguments, f"seed={wanted.seed}", f"data.seed={wanted.data_seed}"]
+    rest = (
+        ["--resume", *job.trust] if resume else [*job.arguments, f"seed={member.seed}", f"data.seed={member.data_seed}"]
     )
-    return ["--name", wanted.name, "--phases", ",".join(job.phases), *own, f"runs_dir={job.folder}"]
+    return ["--name", member.name, "--phases", ",".join(job.phases), *rest, f"runs_dir={job.folder}"]
 
 
-def _child(job: StudyJob, wanted: Wanted, place: str, what: str, module: str, arguments: Sequence[str]) -> None:
+def _child(job: StudyJob, member: Wanted, place: str, what: str, module: str, arguments: Sequence[str]) -> None:
     from chimera.processes.study_children import run_child
     from chimera.run.directory import Run
 
-    log = job.folder / "logs" / f"{wanted.name}.{what}.log"
-    _wait_until_free(job, wanted)
-    print(f"{place} {wanted.name}: {what} ... (tail -f {log})", flush=True)
-    _note(job, f"{what} started", run=wanted.name)
+    log = job.folder / "logs" / f"{member.name}.{what}.log"
+    _wait_until_free(job, member)
+    print(f"{place} {member.name}: {what} ... (tail -f {log})", flush=True)
+    _note(job, f"{what} started", run=member.name)
     began = time.monotonic()
-    begun = (job.folder / wanted.name / "config.yaml").is_file()
-    keys = job.keys + (_keys(Run.open(wanted.name, job.folder).config) if begun else ())
-    run_child(module, arguments, log, what=f"{what} of run {wanted.name}", keys=keys)
+    begun = (job.folder / member.name / "config.yaml").is_file()
+    keys = job.keys + (_keys(Run.open(member.name, job.folder).config) if begun else ())
+    run_child(module, arguments, log, what=f"{what} of run {member.name}", keys=keys)
     seconds = time.monotonic() - began
-    _note(job, f"{what} finished", run=wanted.name, seconds=round(seconds, 1))
-    print(f"{place} {wanted.name}: {what} took {seconds / 60:.1f} min", flush=True)
+    _note(job, f"{what} finished", run=member.name, seconds=round(seconds, 1))
+    print(f"{place} {member.name}: {what} took {seconds / 60:.1f} min", flush=True)
 
 
 def _keys(config: "Config") -> tuple[str, ...]:
@@ -215,16 +215,16 @@ def _keys(config: "Config") -> tuple[str, ...]:
     return (*config.secret_names(), *api_key_names({"auditor": config.evaluation.auditor.model_dump()}))
 
 
-def _wait_until_free(job: StudyJob, wanted: Wanted) -> None:
+def _wait_until_free(job: StudyJob, member: Wanted) -> None:
     """Wait until processes of a killed study no longer write the run."""
     from chimera.run.directory import Run
 
-    if not (job.folder / wanted.name / "config.yaml").is_file():
+    if not (job.folder / member.name / "config.yaml").is_file():
         return
     limit = time.monotonic() + FREE_S
     while True:
         try:
-            Run.open(wanted.name, job.folder).own().close()
+            Run.open(member.name, job.folder).own().close()
             return
         except RunError:
             if time.monotonic() > limit:
@@ -232,20 +232,20 @@ def _wait_until_free(job: StudyJob, wanted: Wanted) -> None:
             time.sleep(0.5)
 
 
-def _trained(job: StudyJob, wanted: Wanted) -> bool:
+def _trained(job: StudyJob, member: Wanted) -> bool:
     """True if the run has finished every phase."""
     from chimera.run.directory import Run
 
-    events = Run(job.folder / wanted.name).events()
+    events = Run(job.folder / member.name).events()
     return {event["phase"] for event in events if event["event"] == "phase_finished"} >= set(job.phases)
 
 
-def _evaluated(job: StudyJob, wanted: Wanted, report: Path) -> bool:
+def _evaluated(job: StudyJob, member: Wanted, report: Path) -> bool:
     """True if the report of the same stages exists and is unchanged."""
-    made = [event for event in _events(job) if event["event"] == "evaluated" and event["run"] == wanted.name]
-    if not made or not report.is_file():
+    evaluations = [event for event in _events(job) if event["event"] == "evaluated" and event["run"] == member.name]
+    if not evaluations or not report.is_file():
         return False
-    return made[-1]["stages"] == job.stages and made[-1]["report"] == _hash(report)
+    return evaluations[-1]["stages"] == job.stages and evaluations[-1]["report"] == _hash(report)
 
 
 def _report(job: StudyJob) -> None:
@@ -259,8 +259,8 @@ def _report(job: StudyJob) -> None:
     from evaluation.seeds.study_text import about, brief, document, notes
 
     read = [
-        SeedRun.read(one.name, one.seed, one.data_seed, job.folder / one.name / "report" / "report.json")
-        for one in job.runs
+        SeedRun.read(member.name, member.seed, member.data_seed, job.folder / member.name / "report" / "report.json")
+        for member in job.runs
     ]
     study = {**build(read), "written": describe_code()}
     replace_file(job.folder / DATA, json.dumps(study, indent=1, ensure_ascii=False, allow_nan=False) + "\n")

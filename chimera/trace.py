@@ -34,11 +34,11 @@ def main(argv: list[str]) -> int | None:
     if arguments.rollout is None:
         _list(console, run, records)
         return None
-    found = find(records, arguments.rollout)
-    if len(found) > 1:
-        _list(console, run, found)
+    matches = find(records, arguments.rollout)
+    if len(matches) > 1:
+        _list(console, run, matches)
         return None
-    _show(console, run, found[0], arguments)
+    _show(console, run, matches[0], arguments)
     return None
 
 
@@ -146,20 +146,20 @@ def _show(console: "Console", run: "Run", record: "RolloutRecord", arguments: ar
     from evaluation.records.rollout_index import read_tree
     from evaluation.traces.conversation import LearnedTokens
 
-    made = read_tree(run, record)
-    wanted = arguments.tokens or arguments.html is not None
+    tree = read_tree(run, record)
+    needs_tokens = arguments.tokens or arguments.html is not None
     pieces, missing = ({}, None)
-    if wanted:
+    if needs_tokens:
         from evaluation.traces.token_texts import learned_texts
 
-        pieces, missing = learned_texts(run, made)
+        pieces, missing = learned_texts(run, tree)
     gradients: Mapping[str, str] = {}
     if arguments.gradient:
         from training.ppo.gradients import gradient_lines
 
-        gradients = gradient_lines(run, made, pieces)
+        gradients = gradient_lines(run, tree, pieces)
     if arguments.html is not None:
-        _write_page(arguments.html, run, made, LearnedTokens(pieces, gradients), missing)
+        _write_page(arguments.html, run, tree, LearnedTokens(pieces, gradients), missing)
         console.print(f"wrote {arguments.html}", soft_wrap=True, markup=False)
         return
     from chimera.show import terminal
@@ -168,7 +168,7 @@ def _show(console: "Console", run: "Run", record: "RolloutRecord", arguments: ar
     if missing:
         console.print(missing, soft_wrap=True, markup=False)
     learned = LearnedTokens(pieces, gradients) if arguments.tokens else None
-    terminal.show(console, conversation(made, run=run.name, learned=learned, messages=arguments.messages))
+    terminal.show(console, conversation(tree, run=run.name, learned=learned, messages=arguments.messages))
 
 
 def _write_page(path: Path, run: "Run", tree: "Tree", learned: "LearnedTokens", note: str | None) -> None:

@@ -91,7 +91,7 @@ def main(argv: list[str]) -> int | None:
     check_guidance(config.society, dataset)
     check_families(config)
     phases = make_phases(names, config, dataset)
-    for path in {config.models[one.plan.slot].path for one in phases if one.algorithm.part == "weights"}:
+    for path in {config.models[phase.plan.slot].path for phase in phases if phase.algorithm.part == "weights"}:
         check_trainable(locate(path))
     check_rollouts(phases, recorded=arguments.resume and _has_rollouts(name, config))
     if any(phase.learns for phase in phases):
@@ -107,8 +107,8 @@ def main(argv: list[str]) -> int | None:
         costs = expected_costs(phases, config)
         run.ledger("planned", phases=list(names), families=config.evaluation.families, trial=trial, costs=costs)
         print(f"run {run.path}: {', '.join(names)} on {dataset.describe()}", flush=True)
-        if arguments.resume and (own := _own_settings(config)):
-            print(f"its own settings, which are not today's defaults: {own}", flush=True)
+        if arguments.resume and (changes := _own_settings(config)):
+            print(f"its own settings, which are not today's defaults: {changes}", flush=True)
         if trial:
             print(TRIAL, flush=True)
         where = "" if config.runs_dir.as_posix() == "runs" else f" --runs-dir {config.runs_dir}"
@@ -165,10 +165,10 @@ def _own_settings(config: "Config") -> str:
     from chimera.core.secrets import redact_tree
     from training.configuration import load_config
 
-    found = differences(effective(load_config()), redact_tree(effective(config)))
+    changes = differences(effective(load_config()), redact_tree(effective(config)))
     left_out = {"runs_dir", *absent(config)}
-    kept = {key: pair for key, pair in found.items() if key not in left_out}
-    return first_few([f"{key}={own} ({default})" for key, (default, own) in kept.items()])
+    shown = {key: pair for key, pair in changes.items() if key not in left_out}
+    return first_few([f"{key}={setting} ({default})" for key, (default, setting) in shown.items()])
 
 
 def _has_rollouts(name: str, config: "Config") -> bool:
@@ -179,7 +179,7 @@ def _has_rollouts(name: str, config: "Config") -> bool:
     return any(run.rollouts_file(phase).exists() for phase in config.pipeline)
 
 
-def _continued(arguments: argparse.Namespace, given: "Config") -> "tuple[str, str | None, Config]":
+def _continued(arguments: argparse.Namespace, command_line: "Config") -> "tuple[str, str | None, Config]":
     """Name, phases and configuration of the run to continue; the command line overrides those of the run.
 
     A run that was killed before it had recorded them begins with those of the command line.
@@ -189,11 +189,11 @@ def _continued(arguments: argparse.Namespace, given: "Config") -> "tuple[str, st
     from training.configuration import load_config
 
     name = arguments.name
-    folder = given.runs_dir / name if name and SAFE_NAME.fullmatch(name) else None
+    folder = command_line.runs_dir / name if name and SAFE_NAME.fullmatch(name) else None
     if folder is not None and folder.is_dir() and not (folder / "config.yaml").exists() and is_blank(folder):
         print(f"run {name} was stopped before its settings were written: it begins with the settings given now")
-        return name, arguments.phases, given
-    run = Run.open(arguments.name, given.runs_dir) if arguments.name else Run.latest(given.runs_dir)
+        return name, arguments.phases, command_line
+    run = Run.open(arguments.name, command_line.runs_dir) if arguments.name else Run.latest(command_line.runs_dir)
     plans = [event["phases"] for event in run.events() if event["event"] == "planned"]
     phases = arguments.phases or (",".join(plans[-1]) if plans else None)
     if phases is None:
@@ -212,7 +212,7 @@ def _continued(arguments: argparse.Namespace, given: "Config") -> "tuple[str, st
     config = load_config(arguments.config or run.config_file, arguments.overrides)
     check_inputs(run.events(), run.config, config)
     # Use the folder in which the run was found, because it may have been moved.
-    return run.name, phases, config.model_copy(update={"runs_dir": given.runs_dir})
+    return run.name, phases, config.model_copy(update={"runs_dir": command_line.runs_dir})
 
 
 if __name__ == "__main__":

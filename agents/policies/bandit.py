@@ -225,8 +225,8 @@ def load_policy(folder: Path) -> BanditPolicy:
     """
     try:
         data: dict[str, Any] = read_json_object(folder / SETTINGS)
-        given = data["settings"]
-        policy = BanditPolicy(Settings(**{**given, "labels": tuple(given.get("labels", LABELS))}))
+        settings = data["settings"]
+        policy = BanditPolicy(Settings(**{**settings, "labels": tuple(settings.get("labels", LABELS))}))
         arrays = load_file(folder / ARRAYS)
         for prefix, model in (("model.", policy._model), ("outcomes.", policy._outcomes)):
             model.restore({name.removeprefix(prefix): arrays[name] for name in arrays if name.startswith(prefix)})

@@ -83,7 +83,7 @@ def features(candidates: Candidates, hashed: int, labels: Sequence[Label] = LABE
 @cache
 def _names(labels: tuple[Label, ...]) -> tuple[str, ...]:
     """The named cues. Only yes, no and maybe are crossed with directions and significance; options state neither."""
-    own = [f"author {author}" for author in JUNIORS] + [f"answer {label}" for label in labels]
+    identity = [f"author {author}" for author in JUNIORS] + [f"answer {label}" for label in labels]
     crossed = labels if decides(labels) else ()
     overlaps = ["question in quotes", "question in claim", "claim in quotes", "claim in question"]
     sources = ["quotes verbatim", "quotes similar", "relevant quoted", "relevant missed", "quotes beside the point"]
@@ -92,7 +92,7 @@ def _names(labels: tuple[Label, ...]) -> tuple[str, ...]:
         *(f"{label}: {kind}" for label, kind in product(crossed, SIGNIFICANCES)),
         *(f"{label}: direction {way}" for label, way in product(crossed, DIRECTIONS)),
     ]
-    return (*own, "agreement", "quotes", *overlaps, "numbers in quotes", *sources, *meeting)
+    return (*identity, "agreement", "quotes", *overlaps, "numbers in quotes", *sources, *meeting)
 
 
 def _cues(candidates: Candidates, hypothesis: Hypothesis) -> dict[str, float]:
@@ -121,14 +121,14 @@ def _overlaps(candidates: Candidates, hypothesis: Hypothesis, goal: set[str], pa
     if not passages.sentences or not quotes:
         return cues
     origins = [passages.origin(quote) for quote in quotes]
-    found = {at for at, _ in origins}
+    positions = {at for at, _ in origins}
     texts = [source["text"] for source in candidates.sources]
     relevant = passages.relevant
     return cues | {
         "quotes verbatim": 1.0 - len(missing_quotes(quotes, texts)) / len(quotes),
         "quotes similar": sum(alike for _, alike in origins) / len(origins),
-        "relevant quoted": len(found & relevant) / max(1, len(relevant)),
-        "relevant missed": min(1.0, len(relevant - found) / _MOST_QUOTES),
+        "relevant quoted": len(positions & relevant) / max(1, len(relevant)),
+        "relevant missed": min(1.0, len(relevant - positions) / _MOST_QUOTES),
         "quotes beside the point": sum(at not in relevant for at, _ in origins) / len(origins),
     }
 
@@ -157,11 +157,14 @@ def _meeting(goal: str, hypothesis: Hypothesis, passages: Passages) -> dict[str,
 
 
 def _hashed(candidates: Candidates, columns: int) -> "Rows":
-    asked = words(candidates.goal)
-    by_author = [[f"{word}|{one['author']}" for word in asked] for one in candidates.hypotheses]
+    goal_words = words(candidates.goal)
+    by_author = [[f"{word}|{hypothesis['author']}" for word in goal_words] for hypothesis in candidates.hypotheses]
     by_answer = [
-        [f"{word}|{one['answer']}" for word in words(" ".join([*one["evidence"], one["comparison"]]))]
-        for one in candidates.hypotheses
+        [
+            f"{word}|{hypothesis['answer']}"
+            for word in words(" ".join([*hypothesis["evidence"], hypothesis["comparison"]]))
+        ]
+        for hypothesis in candidates.hypotheses
     ]
     return HASHED_LENGTH * (_hash(by_author, columns) + _hash(by_answer, columns))
 

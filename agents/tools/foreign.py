@@ -36,13 +36,13 @@ def load_tool(reference: str, setting: str) -> BaseTool:
     Raises:
         ConfigError: It cannot be imported, or is no LangChain tool.
     """
-    found = load_named(reference, f"{setting} names {reference!r}")
-    if isinstance(found, BaseTool):
-        return found
-    if isinstance(found, type) and issubclass(found, BaseTool):
+    tool = load_named(reference, f"{setting} names {reference!r}")
+    if isinstance(tool, BaseTool):
+        return tool
+    if isinstance(tool, type) and issubclass(tool, BaseTool):
         raise ConfigError(f"{setting} names {reference!r}, which is a class: name a tool that is made of it")
     raise ConfigError(
-        f"{setting} names {reference!r}, which is a {type(found).__name__} and no LangChain tool: put @tool (from "
+        f"{setting} names {reference!r}, which is a {type(tool).__name__} and no LangChain tool: put @tool (from "
         "langchain_core.tools) above the function"
     )
 
@@ -81,8 +81,8 @@ class Runs:
         except Exception as error:
             if deadline.expired():
                 raise ToolError(f"{self._name} did not answer within {self._timeout_s:g} s (tools.timeout_s)") from None
-            said = redact(f"{type(error).__name__}: {error}")[:_LONGEST_FAILURE]
-            raise ToolError(f"{self._name} failed ({said})") from error
+            failure = redact(f"{type(error).__name__}: {error}")[:_LONGEST_FAILURE]
+            raise ToolError(f"{self._name} failed ({failure})") from error
 
     async def _call(self, arguments: Mapping[str, Any]) -> Any:
         call = {"type": "tool_call", "id": "call", "name": self._tool.name, "args": dict(arguments)}
@@ -143,8 +143,8 @@ def passages_of(name: str, result: Any) -> list[Passage]:
     if isinstance(result, ToolMessage) and result.status == "error":
         raise ToolError(f"{name} failed ({redact(text)[:_LONGEST_FAILURE]})")
     documents = result.artifact if isinstance(result, ToolMessage) else None
-    if isinstance(documents, list) and documents and all(isinstance(one, Document) for one in documents):
-        return [_passage(name, number, one) for number, one in enumerate(documents, 1)]
+    if isinstance(documents, list) and documents and all(isinstance(document, Document) for document in documents):
+        return [_passage(name, number, document) for number, document in enumerate(documents, 1)]
     return [] if text.strip() in _NOTHING else [Passage(name, "", text)]
 
 

@@ -60,11 +60,11 @@ class McpServers:
             self._wait(session.open(), START_SECONDS)
             self._sessions[name] = session
         session = self._sessions[name]
-        wanted = tool_name(reference)
-        if wanted not in session.tools:
+        local_name = tool_name(reference)
+        if local_name not in session.tools:
             there = ", ".join(session.tools) or "none"
             raise ConfigError(f"{setting} names {reference!r}, but the tools of tools.mcp.{name} are {there}")
-        return self._langchain(session, session.tools[wanted])
+        return self._langchain(session, session.tools[local_name])
 
     def close(self) -> None:
         """End the sessions, and the servers that were started for them."""
@@ -161,9 +161,9 @@ class Session:
     def _why(self, error: BaseException) -> str:
         file = self._log.fileno()  # The server shares its position, so it is not moved.
         written = os.pread(file, _TAIL, max(0, os.fstat(file).st_size - _TAIL)).decode("utf-8", "replace")
-        said = [line.strip() for line in written.splitlines() if line.strip()]
-        if said:
-            return said[-1][:_SAID]
+        lines = [line.strip() for line in written.splitlines() if line.strip()]
+        if lines:
+            return lines[-1][:_SAID]
         if isinstance(error, asyncio.CancelledError):
             return f"it did not answer within {START_SECONDS:g} s"
         while isinstance(error, BaseExceptionGroup):

@@ -26,8 +26,8 @@ def sources_seen(messages: Mapping[str, Sequence[Message]]) -> list[SourceText]:
     of them.
     """
     passages = (passage for channel in messages.values() for message in channel for passage in _passages(message))
-    found = dict.fromkeys((item["id"], passage_text(item)) for item in passages)
-    return [{"id": id, "text": text} for id, text in found]
+    sources = dict.fromkeys((item["id"], passage_text(item)) for item in passages)
+    return [{"id": id, "text": text} for id, text in sources]
 
 
 def sources_within(sources: Sequence[SourceText], quotes: Sequence[str], max_chars: int) -> list[SourceText]:
@@ -36,17 +36,17 @@ def sources_within(sources: Sequence[SourceText], quotes: Sequence[str], max_cha
     The first source is always included; if it is too long, it is shortened to sentences about the quotes.
     """
     ordered = sorted(sources, key=lambda source: not any(occurs(quote, [source["text"]]) for quote in quotes))
-    found: list[SourceText] = []
+    chosen_sources: list[SourceText] = []
     left = max_chars
     for source in ordered:
         if len(source["text"]) <= left:
-            found.append(source)
+            chosen_sources.append(source)
             left -= len(source["text"])
-        elif not found:
+        elif not chosen_sources:
             text = excerpt(source["text"], " ".join(quotes), max_chars)
-            found.append({**source, "text": text})
+            chosen_sources.append({**source, "text": text})
             left -= len(text)
-    return found
+    return chosen_sources
 
 
 def _passages(message: Message) -> Iterable[dict[str, Any]]:

@@ -76,14 +76,14 @@ class Tool:
     @cached_property
     def parameters(self) -> Mapping[str, Any]:
         """The JSON schema of its arguments, for models. Unknown arguments are refused unless its own schema is open."""
-        told = convert_to_openai_tool(self.base)["function"].get("parameters", {})
+        function_parameters = convert_to_openai_tool(self.base)["function"].get("parameters", {})
         schema = {
             "type": "object",
-            "properties": told.get("properties", {}),
-            "required": told.get("required", []),
-            "additionalProperties": told.get("additionalProperties", False),
+            "properties": function_parameters.get("properties", {}),
+            "required": function_parameters.get("required", []),
+            "additionalProperties": function_parameters.get("additionalProperties", False),
         }
-        return {**schema, "$defs": told["$defs"]} if "$defs" in told else schema
+        return {**schema, "$defs": function_parameters["$defs"]} if "$defs" in function_parameters else schema
 
     @cached_property
     def _text(self) -> str:
@@ -104,37 +104,37 @@ class Tool:
         """
         if not isinstance(arguments, Mapping):
             raise ArgumentError(f"{self._expected()}; the arguments were not a JSON object")
-        given = dict(arguments)
-        faults = self._unknown(given) or self._faults(given)
+        call_arguments = dict(arguments)
+        faults = self._unknown(call_arguments) or self._faults(call_arguments)
         if faults:
             raise ArgumentError(f"{self._expected()}; {'; '.join(faults[:FAULTS])}")
-        return given
+        return call_arguments
 
-    def _unknown(self, given: Mapping[str, Any]) -> list[str]:
+    def _unknown(self, arguments: Mapping[str, Any]) -> list[str]:
         """A fault for each argument that the tool does not know; LangChain would drop them without a word."""
         if self.parameters["additionalProperties"] is not False:
             return []
-        unknown = [key for key in given if key not in self.parameters["properties"]]
+        unknown = [key for key in arguments if key not in self.parameters["properties"]]
         return [f"{short(key)}: extra inputs are not permitted" for key in unknown]
 
-    def _faults(self, given: dict[str, Any]) -> list[str]:
+    def _faults(self, arguments: dict[str, Any]) -> list[str]:
         schema = self.base.args_schema
         if isinstance(schema, Mapping):
-            return list(_faults_of_json(schema, given))
+            return list(_faults_of_json(schema, arguments))
         if isinstance(schema, type) and issubclass(schema, BaseModel):
-            told = self.base.tool_call_schema
+            call_schema = self.base.tool_call_schema
             # LangChain fills injected arguments in; the smaller schema lacks them, but also the validators.
-            injected = isinstance(told, type) and len(told.__annotations__) < len(schema.model_fields)
-            return _faults_of_model(told if injected else schema, given)  # pyright: ignore[reportArgumentType]
+            injected = isinstance(call_schema, type) and len(call_schema.__annotations__) < len(schema.model_fields)
+            return _faults_of_model(call_schema if injected else schema, arguments)  # pyright: ignore[reportArgumentType]
         return []  # LangChain checks tools whose schema is of pydantic 1.
 
     def _expected(self) -> str:
         required = self.parameters["required"]
-        told = ", ".join(
+        parameters = ", ".join(
             f'"{name}": {_words(schema)}{"" if name in required else " (may be left out)"}'
             for name, schema in self.parameters["properties"].items()
         )
-        return f"{self.name} takes {{{told}}}"
+        return f"{self.name} takes {{{parameters}}}"
 
 
 def short(text: str) -> str:
@@ -143,9 +143,9 @@ def short(text: str) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
-def _faults_of_model(schema: type[BaseModel], given: dict[str, Any]) -> list[str]:
+def _faults_of_model(schema: type[BaseModel], arguments: dict[str, Any]) -> list[str]:
     try:
-        schema.model_validate(given)
+        schema.model_validate(arguments)
     except ValidationError as error:
         return [
             f"{short('.'.join(map(str, fault['loc'])))}: {fault['msg'][:1].lower()}{fault['msg'][1:]}"
@@ -154,10 +154,10 @@ def _faults_of_model(schema: type[BaseModel], given: dict[str, Any]) -> list[str
     return []
 
 
-def _faults_of_json(schema: Mapping[str, Any], given: dict[str, Any]) -> Iterable[str]:
+def _faults_of_json(schema: Mapping[str, Any], arguments: dict[str, Any]) -> Iterable[str]:
     from jsonschema import Draft202012Validator
 
-    for fault in Draft202012Validator(schema).iter_errors(given):
+    for fault in Draft202012Validator(schema).iter_errors(arguments):
         place = ".".join(map(str, fault.absolute_path))
         yield short(f"{place}: {fault.message}" if place else fault.message)
 
@@ -167,8 +167,10 @@ def _words(schema: Mapping[str, Any]) -> str:
     if "enum" in schema or "const" in schema:
         return "one of " + ", ".join(json.dumps(value) for value in schema.get("enum", [schema.get("const")]))
     if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(_words(one) for one in schema["anyOf"]))
+        return " or ".join(dict.fromkeys(_words(choice) for choice in schema["anyOf"]))
     kind = schema.get("type")
     if kind == "string" and "maxLength" in schema:
         return f"text of {schema.get('minLength', 0)} to {schema['maxLength']} characters"
-    return " or ".join(_TYPES.get(one, one) for one in ([kind] if isinstance(kind, str) else kind or ["anything"]))
+    return " or ".join(
+        _TYPES.get(choice, choice) for choice in ([kind] if isinstance(kind, str) else kind or ["anything"])
+    )

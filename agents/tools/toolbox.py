@@ -84,18 +84,18 @@ class Toolbox:
         if tool is None:
             return _invalid(name, f"there is no tool {short(name)!r}; the tools are {', '.join(self._tools)}")
         try:
-            given = tool.check(arguments)
+            arguments = tool.check(arguments)
         except ArgumentError as error:
             return _invalid(name, str(error))
-        text = " ".join(" ".join(value for value in given.values() if isinstance(value, str)).split()) or name
+        text = " ".join(" ".join(value for value in arguments.values() if isinstance(value, str)).split()) or name
         try:
-            found = await tool.find(given)
+            hits = await tool.find(arguments)
         except ToolError as error:
             return ToolResult(name, ok=False, error=clean(str(error)))
         if tool.live and self._block_source:
             conclusion = self._conclusions.get(brief.id)
-            found = [passage for passage in found if not is_source(passage, brief, conclusion)]
-        passages = tuple(self._shorten(passage, text) for passage in found[: self._results])
+            hits = [passage for passage in hits if not is_source(passage, brief, conclusion)]
+        passages = tuple(self._shorten(passage, text) for passage in hits[: self._results])
         return ToolResult(name, ok=True, passages=passages, note=None if passages else f"no match for {short(text)!r}")
 
     def _shorten(self, passage: Passage, query: str) -> Passage:
@@ -152,11 +152,11 @@ def foreign_tools(config: ToolsConfig, roles: RolesConfig, servers: McpServers) 
     place = {
         reference: f"roles.{role}.tools" for role, references in roles.references().items() for reference in references
     }
-    found: list[Tool] = []
+    tools: list[Tool] = []
     for reference in roles.foreign():
         load = servers.tool if reference.startswith(MCP) else load_tool
-        found.append(foreign_tool(reference, load(reference, place[reference]), config.timeout_s))
-    return found
+        tools.append(foreign_tool(reference, load(reference, place[reference]), config.timeout_s))
+    return tools
 
 
 def _invalid(name: str, error: str) -> ToolResult:

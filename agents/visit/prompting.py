@@ -42,10 +42,10 @@ def opening(role: Role, goal: str, *, options: ShownOptions | None = None, **inp
     asks for one of them.
     """
     payload = {key: value for key, value in inputs.items() if value is not None}
-    asked = {"options": options, "goal": goal} if options else {"goal": goal}
+    question = {"options": options, "goal": goal} if options else {"goal": goal}
     return [
         {"role": "system", "content": prompt_with_options(role.prompt, options) if options else role.prompt},
-        {"role": "user", "content": dump({**payload, **asked})},
+        {"role": "user", "content": dump({**payload, **question})},
     ]
 
 

@@ -31,14 +31,14 @@ def texts_read(messages: Iterable[Message]) -> list[str]:
 
     If a message holds a hypothesis but no passages, the role has read the hypothesis's evidence instead.
     """
-    found: list[str] = []
+    texts: list[str] = []
     for message in messages:
         payload = read_payload(message)
         passages = _passages(payload)
-        found += [passage_text(passage) for passage in passages]
+        texts += [passage_text(passage) for passage in passages]
         if not passages and isinstance(handed := payload.get("hypothesis"), dict):
-            found += handed["evidence"]
-    return list(dict.fromkeys(found))
+            texts += handed["evidence"]
+    return list(dict.fromkeys(texts))
 
 
 def _passages(payload: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -56,7 +56,7 @@ def sentences(texts: Iterable[str]) -> list[str]:
     Headings do not count as sentences. Fragments that are too short to be evidence are left out. Sentences longer than
     `MAX_QUOTE` are cut between words.
     """
-    parts = (one.text.removeprefix(GAP).strip() for text in texts for one in split_sentences(text))
+    parts = (sentence.text.removeprefix(GAP).strip() for text in texts for sentence in split_sentences(text))
     cuts = (cut(part, MAX_QUOTE) for part in parts if len(part.split()) >= MIN_QUOTE_WORDS)
     return list(dict.fromkeys(cuts))
 
@@ -64,14 +64,14 @@ def sentences(texts: Iterable[str]) -> list[str]:
 def numbered(passages: Sequence[Mapping[str, str]], before: Iterable[Message] = ()) -> list[dict[str, Any]]:
     """Passages with numbered sentences; the numbers continue after those in the messages `before`."""
     number = len(numbers(before))
-    found: list[dict[str, Any]] = []
+    numbered_passages: list[dict[str, Any]] = []
     for passage in passages:
         of_passage: dict[str, str] = {}
         for sentence in sentences([passage["text"]]):
             number += 1
             of_passage[str(number)] = sentence
-        found.append({"id": passage["id"], "sentences": of_passage})
-    return found
+        numbered_passages.append({"id": passage["id"], "sentences": of_passage})
+    return numbered_passages
 
 
 def quotable(sources: Sequence[Mapping[str, str]] | None, mode: Quotes) -> Sequence[Mapping[str, Any]] | None:
@@ -81,11 +81,11 @@ def quotable(sources: Sequence[Mapping[str, str]] | None, mode: Quotes) -> Seque
 
 def numbers(messages: Iterable[Message]) -> dict[str, str]:
     """The numbered sentences in a visit's messages."""
-    found: dict[str, str] = {}
+    sentences_by_number: dict[str, str] = {}
     for message in messages:
         for passage in _passages(read_payload(message)):
-            found |= passage.get("sentences", {})
-    return found
+            sentences_by_number |= passage.get("sentences", {})
+    return sentences_by_number
 
 
 def answer_format(role: Role, messages: Sequence[Message], mode: Quotes) -> dict[str, Any]:
@@ -111,9 +111,9 @@ def answer_format(role: Role, messages: Sequence[Message], mode: Quotes) -> dict
 
 def resolved(answer: Answer, messages: Iterable[Message]) -> Answer:
     """The answer with its sentence numbers replaced by the sentences."""
-    if not isinstance(answer, Hypothesis) or not (known := numbers(messages)):
+    if not isinstance(answer, Hypothesis) or not (sentences_by_number := numbers(messages)):
         return answer
-    return answer.model_copy(update={"evidence": [known.get(quote, quote) for quote in answer.evidence]})
+    return answer.model_copy(update={"evidence": [sentences_by_number.get(quote, quote) for quote in answer.evidence]})
 
 
 def fault(answer: Answer, messages: Iterable[Message], mode: Quotes) -> str | None:

@@ -187,9 +187,9 @@ class Visit:
         if refusal is None:
             result = await self.context.toolbox.call(call.name, arguments, brief=self.context.brief)
             valid, ok, error, content = result.valid, result.ok, result.error, result.content()
-            found = tuple(passage.id for passage in result.passages)
+            passage_ids = tuple(passage.id for passage in result.passages)
         else:
-            valid, ok, error, content, found = False, False, refusal, {"error": refusal}, ()
+            valid, ok, error, content, passage_ids = False, False, refusal, {"error": refusal}, ()
         use = ToolUse(
             role=self.role.name,
             visit=self.number,
@@ -198,7 +198,7 @@ class Visit:
             arguments=call.raw_arguments if call.arguments is None else canonical(arguments),
             valid=valid,
             ok=ok,
-            results=found,
+            results=passage_ids,
             error=error,
             seconds=time.perf_counter() - started,
             attempt=self.attempt,

@@ -97,26 +97,26 @@ def count(records: Sequence[CallRecord]) -> dict[str, int]:
 
 def tokens(records: Sequence[CallRecord]) -> dict[str, dict[str, int]]:
     """Tokens that each logical model read ("prompt") and wrote ("completion"); costs are computed from them."""
-    found: dict[str, dict[str, int]] = {}
+    by_model: dict[str, dict[str, int]] = {}
     for record in records:
         if isinstance(record, ModelCall):
-            of_model = found.setdefault(record.model, {"prompt": 0, "completion": 0})
+            of_model = by_model.setdefault(record.model, {"prompt": 0, "completion": 0})
             of_model["prompt"] += record.prompt_tokens
             of_model["completion"] += record.completion_tokens
-    return found
+    return by_model
 
 
 def by_visit(records: Sequence[CallRecord]) -> dict[str, dict[str, int]]:
     """Model calls and tokens of each visit, as "HypothesisRefiner/1" (role and number): {"calls", "prompt",
     "completion"}. Attempts of one visit are added up."""
-    found: dict[str, dict[str, int]] = {}
+    usage: dict[str, dict[str, int]] = {}
     for record in records:
         if isinstance(record, ModelCall):
-            of_visit = found.setdefault(f"{record.role}/{record.visit}", {"calls": 0, "prompt": 0, "completion": 0})
+            of_visit = usage.setdefault(f"{record.role}/{record.visit}", {"calls": 0, "prompt": 0, "completion": 0})
             of_visit["calls"] += 1
             of_visit["prompt"] += record.prompt_tokens
             of_visit["completion"] += record.completion_tokens
-    return found
+    return usage
 
 
 def tool_calls(records: Sequence[CallRecord], tools: Mapping[str, Sequence[str]]) -> dict[str, int]:

@@ -52,9 +52,9 @@ async def visit(
     """
     attributes = {"role": role.name, "model": context.slots[role.name], "visit": number, "attempt": attempt}
     with context.operation(role.name, attributes):
-        told = context.config.told(role.name)
-        shown = {**told.payload(), **inputs, "sources": quotable(inputs.get("sources"), context.config.quotes)}
-        guided = replace(role, prompt=told.prompt) if told.prompt else role
+        guidance = context.config.told(role.name)
+        shown = {**guidance.payload(), **inputs, "sources": quotable(inputs.get("sources"), context.config.quotes)}
+        guided = replace(role, prompt=guidance.prompt) if guidance.prompt else role
         messages = opening(guided, state["research_goal"], options=state.get("options"), **shown)
         turn = await Visit(role, context, number, attempt, messages).run()
         return _answer(role, turn), turn.messages

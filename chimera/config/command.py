@@ -56,8 +56,8 @@ def _row(key: Key) -> Row:
 
 def _first_of_each(config: Config) -> Iterator[Row]:
     """The keys that exist with the defaults. An entry like an earlier one of its table is one row: what differs."""
-    hidden, values, known = absent(config), effective(config), dict(_entries(config))
-    whole = {path: f"as {earlier}" for path, earlier in known.items() if earlier} | WEIGHTS
+    hidden, values, entries = absent(config), effective(config), dict(_entries(config))
+    whole = {path: f"as {earlier}" for path, earlier in entries.items() if earlier} | WEIGHTS
     shown: set[str] = set()
     for key in keys(config):
         path = next((path for path in whole if key.name.startswith(f"{path}.")), None)
@@ -66,8 +66,8 @@ def _first_of_each(config: Config) -> Iterator[Row]:
                 yield _row(key)
         elif path not in shown:
             shown.add(path)
-            own, earlier = _at(values, path), _at(values, known[path]) if known.get(path) else {}
-            differs = {name: value for name, value in own.items() if earlier.get(name, MISSING) != value}
+            entry, earlier = _at(values, path), _at(values, entries[path]) if entries.get(path) else {}
+            differs = {name: value for name, value in entry.items() if earlier.get(name, MISSING) != value}
             yield path, whole[path], yaml.safe_dump(differs, default_flow_style=True, width=1000).strip(), ""
     yield from (_row(Key(name, field, {})) for name, field, filled in tables(config) if not filled)
 

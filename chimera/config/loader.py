@@ -100,14 +100,14 @@ class Key:
 
 def sections(section: ConfigSection) -> dict[str, ConfigSection]:
     """The sections directly below `section`, by their keys relative to it; each entry of a table is one."""
-    found: dict[str, ConfigSection] = {}
+    by_key: dict[str, ConfigSection] = {}
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         if isinstance(value, ConfigSection):
-            found[name] = value
+            by_key[name] = value
         elif _is_table(field):
-            found |= {f"{name}.{key}": one for key, one in value.items()}
-    return found
+            by_key |= {f"{name}.{key}": entry for key, entry in value.items()}
+    return by_key
 
 
 def tables(section: ConfigSection, prefix: str = "") -> Iterator[tuple[str, FieldInfo, bool]]:
@@ -141,9 +141,9 @@ def keys(tree: ConfigSection, prefix: str = "", *, examples: bool = False) -> It
     """
     below = sections(tree)
     for name, field in type(tree).model_fields.items():
-        inner = {key: one for key, one in below.items() if key == name or key.startswith(f"{name}.")}
-        for key, one in inner.items():
-            yield from keys(one, f"{prefix}{key}.", examples=examples)
+        inner = {key: subsection for key, subsection in below.items() if key == name or key.startswith(f"{name}.")}
+        for key, subsection in inner.items():
+            yield from keys(subsection, f"{prefix}{key}.", examples=examples)
         if not inner and not _is_table(field):
             yield Key(f"{prefix}{name}", field, getattr(tree, name))
         elif not inner and examples:
@@ -279,7 +279,7 @@ def check_keys(
 
 def overlay(below: Mapping[str, Setting], above: Mapping[str, Setting]) -> dict[str, Setting]:
     """Both; `above` overrides `below` key by key, and what it sets as a whole replaces all that lies below it."""
-    left = {key: one for key, one in below.items() if not any(key.startswith(f"{name}.") for name in above)}
+    left = {key: setting for key, setting in below.items() if not any(key.startswith(f"{name}.") for name in above)}
     return left | dict(above)
 
 
@@ -305,7 +305,7 @@ def _nearest_key(section: str, last: Sequence[str], names: Sequence[str]) -> str
     def rank(name: str) -> tuple[bool, float, float]:
         own_section, _, own_last = name.rpartition(".")
         alike = max(likeness(word, own_last) for word in last)
-        sections = max(likeness(section, own) for own in (own_section, own_section.partition(".")[2]))
+        sections = max(likeness(section, candidate) for candidate in (own_section, own_section.partition(".")[2]))
         return own_section == section and alike >= ALIKE, alike, sections
 
     best = max(names, key=rank)

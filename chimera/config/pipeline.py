@@ -119,9 +119,9 @@ def _settings(value: Any, info: ValidationInfo) -> Any:
     return kind.model_validate_json(json.dumps(dict(value)), strict=True)
 
 
-def algorithm_of(name: str, given: Any = None) -> str:
+def algorithm_of(name: str, algorithm: Any = None) -> str:
     """The algorithm of the entry `name`: the given one, that of the default phase with this name, or the name."""
-    return str(given or DEFAULT.get(name, {}).get("algorithm", name))
+    return str(algorithm or DEFAULT.get(name, {}).get("algorithm", name))
 
 
 def named(entries: Any) -> Any:
@@ -129,8 +129,10 @@ def named(entries: Any) -> Any:
     if not isinstance(entries, Mapping):
         return entries
     return {
-        name: {**one, "algorithm": algorithm_of(name, one.get("algorithm"))} if isinstance(one, Mapping) else one
-        for name, one in entries.items()
+        name: {**entry, "algorithm": algorithm_of(name, entry.get("algorithm"))}
+        if isinstance(entry, Mapping)
+        else entry
+        for name, entry in entries.items()
     }
 
 

@@ -94,12 +94,12 @@ class RolesConfig(ConfigSection):
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
-        known = {name: name for name in OWN_TOOLS}
+        tools = {name: name for name in OWN_TOOLS}
         for reference in self.foreign():
             name = tool_name(reference)
-            if known.setdefault(name, reference) != reference:
+            if tools.setdefault(name, reference) != reference:
                 raise ValueError(
-                    f"two tools are called {name!r}, {known[name]} and {reference}: models know tools by this name, so "
+                    f"two tools are called {name!r}, {tools[name]} and {reference}: models know tools by this name, so "
                     "give one of them another"
                 )
         return self
@@ -124,11 +124,11 @@ def expand(names: Iterable[str], setting: str) -> tuple[str, ...]:
     Raises:
         ConfigError: There is no such role or group.
     """
-    known = (*RolesConfig.model_fields, *GROUPS)
-    found: set[str] = set()
+    valid_names = (*RolesConfig.model_fields, *GROUPS)
+    roles: set[str] = set()
     for name in names:
-        if name not in known:
-            hint = suggestion(name, known, f"there are {', '.join(known)}")
+        if name not in valid_names:
+            hint = suggestion(name, valid_names, f"there are {', '.join(valid_names)}")
             raise ConfigError(f"{setting} names {name!r}, which is neither a role nor a group of roles: {hint}")
-        found |= set(GROUPS.get(name, (name,)))
-    return tuple(role for role in RolesConfig.model_fields if role in found)
+        roles |= set(GROUPS.get(name, (name,)))
+    return tuple(role for role in RolesConfig.model_fields if role in roles)

@@ -110,9 +110,9 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Setting]:
             loader = _Loader(text)
             node = loader.get_single_node()
             if isinstance(node, yaml.MappingNode) and node.value:
-                found: dict[str, Setting] = {}
-                _flatten(loader, node, (key,), f"override of {key}", found)
-                settings |= {name: Setting(setting.value, COMMAND_LINE) for name, setting in found.items()}
+                leaves: dict[str, Setting] = {}
+                _flatten(loader, node, (key,), f"override of {key}", leaves)
+                settings |= {name: Setting(setting.value, COMMAND_LINE) for name, setting in leaves.items()}
             else:
                 value = None if node is None else loader.construct_object(node, deep=True)
                 settings[key] = Setting(value, COMMAND_LINE)

@@ -108,8 +108,8 @@ class Config(ConfigSection):
 
     def served(self) -> dict[str, ModelConfig]:
         """The slots that training serves: those that roles use, and those whose models its phases call."""
-        asked = {slot for phase in self.pipeline.values() for slot in phase.asks()}
-        return {name: model for name, model in self.models.items() if name in asked or name in self.used()}
+        slots = {slot for phase in self.pipeline.values() for slot in phase.asks()}
+        return {name: model for name, model in self.models.items() if name in slots or name in self.used()}
 
     def learning(self) -> set[str]:
         """The slots that have vLLM servers of their own, because phases train their weights."""
@@ -210,15 +210,15 @@ def load_config(
         ConfigError: names the key, where it was set, and the nearest valid key or what is allowed.
     """
     file = {} if path is None else read_yaml(Path(path))
-    given = parse_overrides(overrides)
-    for key, setting in (*file.items(), *given.items()):
+    command_line = parse_overrides(overrides)
+    for key, setting in (*file.items(), *command_line.items()):
         check_utf8([key, setting.value], f"{key} {setting.place}", ConfigError)
-    phases = _phases(file, given)
-    file, given = _in_full(file, phases), _in_full(given, phases)
-    tree = _shape(overlay(file, given), phases, settings_of)
+    phases = _phases(file, command_line)
+    file, command_line = _in_full(file, phases), _in_full(command_line, phases)
+    tree = _shape(overlay(file, command_line), phases, settings_of)
     if trial:
         file |= trial_sizes(file, tree)
-    checked = [check_keys(tree, settings, NAMES, OPTIONS, GONE) for settings in (file, given)]
+    checked = [check_keys(tree, settings, NAMES, OPTIONS, GONE) for settings in (file, command_line)]
     settings = _inherit(overlay(*checked))
     config = validate(tree, settings, {SETTINGS_OF: settings_of})
     for setting, sentence in without_effect(config, settings):
@@ -237,10 +237,10 @@ def dump_config(config: Config) -> str:
     return to_yaml(effective(config))
 
 
-def _phases(file: Mapping[str, Setting], given: Mapping[str, Setting]) -> tuple[str, ...]:
+def _phases(file: Mapping[str, Setting], command_line: Mapping[str, Setting]) -> tuple[str, ...]:
     """The names of the phases: those in the file, or the default ones; then those that only overrides name."""
     listed = _below(file, "pipeline")
-    return tuple(dict.fromkeys((*(listed or DEFAULT), *_below(given, "pipeline"))))
+    return tuple(dict.fromkeys((*(listed or DEFAULT), *_below(command_line, "pipeline"))))
 
 
 def _below(settings: Mapping[str, Setting], section: str) -> list[str]:
@@ -251,11 +251,11 @@ def _below(settings: Mapping[str, Setting], section: str) -> list[str]:
 
 def _in_full(settings: Mapping[str, Setting], phases: Sequence[str]) -> dict[str, Setting]:
     """`settings` with `pipeline.` put before keys that begin with a phase's name."""
-    found: dict[str, Setting] = {}
+    full: dict[str, Setting] = {}
     for key, setting in settings.items():
         first = key.partition(".")[0]
-        found[f"pipeline.{key}" if first in phases and first not in Config.model_fields else key] = setting
-    return found
+        full[f"pipeline.{key}" if first in phases and first not in Config.model_fields else key] = setting
+    return full
 
 
 def _shape(settings: Mapping[str, Setting], phases: Sequence[str], settings_of: SettingsOf | None) -> Config:
@@ -271,8 +271,8 @@ def _shape(settings: Mapping[str, Setting], phases: Sequence[str], settings_of: 
         usual = DEFAULT.get(name, {})
         whole = kind is not PlainPhase and algorithm == algorithm_of(name)
         taken = usual if whole else {key: usual[key] for key in usual if key == "roles"}
-        own = _own_keys(settings, f"pipeline.{name}.") if kind is PlainPhase else {}
-        pipeline[name] = kind.model_validate({**own, **taken, "algorithm": algorithm})
+        keys = _own_keys(settings, f"pipeline.{name}.") if kind is PlainPhase else {}
+        pipeline[name] = kind.model_validate({**keys, **taken, "algorithm": algorithm})
     slots = {name: SLOTS.get(name, ModelConfig()) for name in (*SLOTS, *_below(settings, "models"))}
     tools = ToolsConfig(mcp={name: McpServer() for name in _below(settings, "tools.mcp")})
     entries = {name: Guidance() for name in _below(settings, "society.guidance")}
@@ -313,18 +313,18 @@ def _inherit(settings: Mapping[str, Setting]) -> dict[str, Setting]:
     return merged
 
 
-def _take(merged: dict[str, Setting], name: str, like: str, own: Mapping[str, Setting]) -> None:
+def _take(merged: dict[str, Setting], name: str, like: str, settings: Mapping[str, Setting]) -> None:
     """Add to `merged` the settings that the slot `name` inherits from `like`."""
     usual = SLOTS[like].kind if like in SLOTS else ModelConfig.model_fields["kind"].default
-    kind_of = own.get(f"models.{name}.kind", merged.get(f"models.{like}.kind"))
+    kind_of = settings.get(f"models.{name}.kind", merged.get(f"models.{like}.kind"))
     kind = str(kind_of.value) if kind_of else usual
     if kind_of is None and kind != ModelConfig.model_fields["kind"].default:
         merged[f"models.{name}.kind"] = Setting(kind, f"from models.{like}.kind")
     for field in ModelConfig.model_fields:
         source, key = merged.get(f"models.{like}.{field}"), f"models.{name}.{field}"
-        if field == "like" or source is None or key in own or not _read_by(kind, field):
+        if field == "like" or source is None or key in settings or not _read_by(kind, field):
             continue
-        if field in OF_PLACE and own.keys() & {f"models.{name}.{key}" for key in OF_PLACE[field]}:
+        if field in OF_PLACE and settings.keys() & {f"models.{name}.{key}" for key in OF_PLACE[field]}:
             continue
         place = (
             source.place if source.place.startswith("from models.") else f"from models.{like}.{field} {source.place}"
@@ -352,9 +352,9 @@ OF_PLACE: Mapping[str, tuple[str, ...]] = {
 """Settings that belong to an address: a slot that sets one of the named settings itself does not inherit them."""
 
 
-def _near(name: str, known: Iterable[str]) -> str:
-    """The end of an error message about a slot that is not in `known`."""
-    return f"which is no slot: {suggestion(name, known, 'there are ' + ', '.join(known))}"
+def _near(name: str, slots: Iterable[str]) -> str:
+    """The end of an error message about a slot that is not in `slots`."""
+    return f"which is no slot: {suggestion(name, slots, 'there are ' + ', '.join(slots))}"
 
 
 def _check_players(config: Config) -> None:

@@ -98,11 +98,11 @@ def check_trusted(
     Raises:
         ConfigError: It names a module or a program that the user did not name, and that is no installed package.
     """
-    given = {key.removeprefix("pipeline.") for key in parse_overrides(overrides)}
+    user_keys = {key.removeprefix("pipeline.") for key in parse_overrides(overrides)}
     foreign = [
         code
         for code in dict.fromkeys(named_code(config, work))
-        if not (code.trusted(trust) or given >= {key.removeprefix("pipeline.") for key in code.keys})
+        if not (code.trusted(trust) or user_keys >= {key.removeprefix("pipeline.") for key in code.keys})
     ]
     if foreign:
         raise ConfigError(

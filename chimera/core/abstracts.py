@@ -50,8 +50,8 @@ def sections(text: str) -> tuple[Section, ...]:
     """Split an abstract at its labels; every word is kept, and white space becomes single spaces."""
     pieces = _LABEL.split(text)
     labelled = zip(["", *pieces[1::2]], pieces[0::2], strict=True)
-    found = (Section(" ".join(label.split()), " ".join(body.split())) for label, body in labelled)
-    return tuple(section for section in found if section.label or section.text)
+    parts = (Section(" ".join(label.split()), " ".join(body.split())) for label, body in labelled)
+    return tuple(section for section in parts if section.label or section.text)
 
 
 Significance = Literal["significant", "borderline", "not significant", "mixed", "unstated"]
@@ -109,31 +109,31 @@ def statistics(text: str) -> list[Significance]:
     p below 0.05 is significant and below 0.10 borderline. An interval is significant if it excludes the value of no
     effect: 1 for ratios, 0 otherwise.
     """
-    found: list[Significance] = []
+    classes: list[Significance] = []
     for sign, number in _P_VALUE.findall(text):
         value = float(number)
         if sign == ">":
-            found.append("not significant")
+            classes.append("not significant")
         else:
-            found.append("significant" if value < 0.05 else "borderline" if value < 0.10 else "not significant")
+            classes.append("significant" if value < 0.05 else "borderline" if value < 0.10 else "not significant")
     none = 1.0 if _RATIO.search(text) else 0.0
     for low, high in _INTERVAL.findall(text):
-        found.append("not significant" if float(low) <= none <= float(high) else "significant")
-    return found
+        classes.append("not significant" if float(low) <= none <= float(high) else "significant")
+    return classes
 
 
 def significance(texts: Iterable[str]) -> Significance:
     """The significance that `texts` state: by their statistics, or by their words if they give none."""
-    found: set[Significance] = {kind for text in texts for kind in statistics(text) or _worded(text)}
-    if not found:
+    classes: set[Significance] = {kind for text in texts for kind in statistics(text) or _worded(text)}
+    if not classes:
         return "unstated"
-    return found.pop() if len(found) == 1 else "mixed"
+    return classes.pop() if len(classes) == 1 else "mixed"
 
 
 def _worded(text: str) -> list[Significance]:
     lowered = text.lower()
-    found: list[Significance] = [kind for kind, pattern in _WORDED if pattern.search(lowered)]
-    return found[:1]
+    classes: list[Significance] = [kind for kind, pattern in _WORDED if pattern.search(lowered)]
+    return classes[:1]
 
 
 def directions(text: str) -> list[int]:
@@ -150,16 +150,16 @@ def direction(goal: str, texts: Iterable[str], *, restated: bool = False) -> Dir
         restated: The text may repeat the direction asked ("asked lower; found higher"): one mention of it does not
             count if there are others.
     """
-    asked = set(directions(goal))
-    found = [mention for text in texts for mention in directions(text)]
-    if len(asked) != 1 or not found:
+    goal_directions = set(directions(goal))
+    mentions = [mention for text in texts for mention in directions(text)]
+    if len(goal_directions) != 1 or not mentions:
         return "unstated"
-    (wanted,) = asked
-    if restated and len(found) > 1 and wanted in found:
-        found.remove(wanted)
-    if len(set(found)) > 1:
+    (goal_direction,) = goal_directions
+    if restated and len(mentions) > 1 and goal_direction in mentions:
+        mentions.remove(goal_direction)
+    if len(set(mentions)) > 1:
         return "mixed"
-    return "same" if found[0] == wanted else "opposite"
+    return "same" if mentions[0] == goal_direction else "opposite"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +178,11 @@ class Passages:
     @classmethod
     def of(cls, goal_stems: Collection[str], texts: Iterable[str]) -> "Passages":
         """Read `texts`, and find the sentences relevant to a question with these stems."""
-        found = sentences(texts)
-        shared = [share(stems(sentence), goal_stems) if statistics(sentence) else 0.0 for sentence in found]
+        passage_sentences = sentences(texts)
+        shared = [share(stems(sentence), goal_stems) if statistics(sentence) else 0.0 for sentence in passage_sentences]
         most = max(shared, default=0.0)
         relevant = frozenset(at for at, value in enumerate(shared) if most > 0.0 and value == most)
-        return cls(found, [_tokens(sentence) for sentence in found], relevant)
+        return cls(passage_sentences, [_tokens(sentence) for sentence in passage_sentences], relevant)
 
     def origin(self, quote: str) -> tuple[int, float]:
         """Index of the sentence most similar to `quote`, and their similarity (Jaccard index of words and numbers).
@@ -190,8 +190,8 @@ class Passages:
         Raises:
             ValueError: There are no sentences.
         """
-        wanted = _tokens(quote)
-        alike = [len(wanted & tokens) / max(1, len(wanted | tokens)) for tokens in self.tokens]
+        quote_tokens = _tokens(quote)
+        alike = [len(quote_tokens & tokens) / max(1, len(quote_tokens | tokens)) for tokens in self.tokens]
         best = max(range(len(alike)), key=alike.__getitem__)
         return best, alike[best]
 

@@ -75,12 +75,12 @@ def run_command(main: Main, argv: Sequence[str] | None = None) -> NoReturn:
 
 def _said_once() -> Callable[[logging.LogRecord], bool]:
     """A filter: without network the hub's client says the same for half a minute, and when it will try again."""
-    said: set[str] = set()
+    messages: set[str] = set()
 
     def is_new(record: logging.LogRecord) -> bool:
         text = record.getMessage()
-        new = text not in said and not text.startswith("Retrying in")
-        said.add(text)
+        new = text not in messages and not text.startswith("Retrying in")
+        messages.add(text)
         return new
 
     return is_new

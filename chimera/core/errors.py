@@ -85,15 +85,15 @@ def likeness(name: str, other: str) -> float:
     return max(letters, 0.9) if words and others and (words <= others or others <= words) else letters
 
 
-def nearest(name: str, known: Iterable[str], at_least: float = ALIKE) -> str | None:
+def nearest(name: str, names: Iterable[str], at_least: float = ALIKE) -> str | None:
     """The known name that is most like `name`; None if none is alike."""
-    best = max(known, key=lambda other: likeness(name, other), default=None)
+    best = max(names, key=lambda other: likeness(name, other), default=None)
     return best if best is not None and likeness(name, best) >= at_least else None
 
 
-def suggestion(name: str, known: Iterable[str], otherwise: str = "", at_least: float = ALIKE) -> str:
+def suggestion(name: str, names: Iterable[str], otherwise: str = "", at_least: float = ALIKE) -> str:
     """Ends the message about an unknown name: the known name that is most like it, or else `otherwise`."""
-    near = nearest(name, known, at_least)
+    near = nearest(name, names, at_least)
     return f"did you mean {near!r}?" if near else otherwise
 
 

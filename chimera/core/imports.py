@@ -27,13 +27,13 @@ def load_named(reference: str, what: str) -> Any:
     if here not in sys.path:  # `python -m` adds this folder; a command that pip installed does not.
         sys.path.append(here)
     try:
-        found = importlib.import_module(module)
+        loaded_module = importlib.import_module(module)
     except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{what}: the module {module} cannot be imported ({said})") from error
-    if not hasattr(found, name):
+        cause = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{what}: the module {module} cannot be imported ({cause})") from error
+    if not hasattr(loaded_module, name):
         raise ConfigError(f"{what}: the module {module} has no {name}")
-    return getattr(found, name)
+    return getattr(loaded_module, name)
 
 
 def is_installed(module: str) -> bool:

@@ -64,7 +64,7 @@ def check_packages() -> None:
 def _foreign(name: str, folder: Path | None) -> str:
     if folder is None:
         return f"Chimera's package {name!r} is not installed beside {HOME}/chimera: run make setup"
-    others = [one for one in metadata.packages_distributions().get(name, ()) if one != "chimera-lab"]
+    others = [package for package in metadata.packages_distributions().get(name, ()) if package != "chimera-lab"]
     owner = f"the distribution {others[0]}" if others else "another program"
     remedy = f"pip uninstall {others[0]} and install Chimera again" if others else "remove it from the path"
     return (
@@ -113,9 +113,9 @@ def out_of_memory(error: BaseException) -> str | None:
         seen = seen.__cause__ or seen.__context__
     if seen is None:
         return None
-    said = str(seen).splitlines()[0] if str(seen) else type(seen).__name__
+    cause = str(seen).splitlines()[0] if str(seen) else type(seen).__name__
     return (
-        f"the system gives no more memory or threads ({said}): raise the limits (ulimit -v, ulimit -u), or lower "
+        f"the system gives no more memory or threads ({cause}): raise the limits (ulimit -v, ulimit -u), or lower "
         "rollouts.concurrency and serving.slots"
     )
 

@@ -26,19 +26,19 @@ def occurs(quote: str, texts: Iterable[str]) -> bool:
     A quote may not begin or end inside a word or a number: 'p=0.1' is not a quote of 'p=0.13'. Fragments of fewer than
     `MIN_QUOTE_WORDS` words count as not found.
     """
-    wanted = normalise(quote)
-    if len(wanted.split()) < MIN_QUOTE_WORDS:
+    phrase = normalise(quote)
+    if len(phrase.split()) < MIN_QUOTE_WORDS:
         return False
-    before = r"(?<!\w)(?<!\d[.,])" if wanted[0].isalnum() else ""
-    after = r"(?!\w)(?![.,]\d)" if wanted[-1].isalnum() else ""
-    pattern = re.compile(before + re.escape(wanted) + after)
+    before = r"(?<!\w)(?<!\d[.,])" if phrase[0].isalnum() else ""
+    after = r"(?!\w)(?![.,]\d)" if phrase[-1].isalnum() else ""
+    pattern = re.compile(before + re.escape(phrase) + after)
     return any(pattern.search(normalise(text)) for text in texts)
 
 
 def missing_quotes(quotes: Iterable[str], texts: Iterable[str]) -> list[str]:
     """The quotes that occur in none of `texts`, in order."""
-    known = list(texts)
-    return [quote for quote in quotes if not occurs(quote, known)]
+    sources = list(texts)
+    return [quote for quote in quotes if not occurs(quote, sources)]
 
 
 RUN = 8

@@ -10,11 +10,11 @@ from chimera.data.tasks import Dataset
 
 def check_guidance(society: SocietyConfig, dataset: Dataset) -> None:
     """Raise ConfigError if guidance holds the question of a validation or test task."""
-    said = {name: list(texts(entry.model_dump())) for name, entry in society.guidance.items()}
-    splits = {"validation": dataset.validation, "test": dataset.test} if said else {}
+    texts_of = {name: list(texts(entry.model_dump())) for name, entry in society.guidance.items()}
+    splits = {"validation": dataset.validation, "test": dataset.test} if texts_of else {}
     for split, task in ((split, task) for split, tasks in splits.items() for task in tasks):
-        for name, found in said.items():
-            if any(task.goal in text for text in found):
+        for name, guidance_texts in texts_of.items():
+            if any(task.goal in text for text in guidance_texts):
                 raise ConfigError(
                     f"society.guidance.{name} holds the question of the {split} task {task.id}, so its figures would "
                     "say nothing: take another task's"
@@ -26,8 +26,8 @@ def texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
-        for one in value.values():
-            yield from texts(one)
+        for part in value.values():
+            yield from texts(part)
     elif isinstance(value, list | tuple):
-        for one in value:
-            yield from texts(one)
+        for part in value:
+            yield from texts(part)

@@ -45,7 +45,7 @@ class Mapped:
     level: str | None
 
     @classmethod
-    def of(cls, asked: ColumnsConfig, table: Table) -> "Mapped":
+    def of(cls, config: ColumnsConfig, table: Table) -> "Mapped":
         """The columns that `data.columns` names, or else the usual ones.
 
         Raises:
@@ -53,29 +53,29 @@ class Mapped:
         """
         if not table.columns:
             raise DataError(f"{table.place}: no records; expected one row for each question")
-        found = {field.name: _column(field.name, getattr(asked, field.name), table) for field in fields(cls)}
-        return cls(**found)
+        columns = {field.name: _column(field.name, getattr(config, field.name), table) for field in fields(cls)}
+        return cls(**columns)
 
     @property
     def needed(self) -> list[str]:
         """The columns that have to be read."""
         names = [getattr(self, field.name) for field in fields(self)]
-        single = [name for one in names if one is not None for name in ((one,) if isinstance(one, str) else one)]
+        single = [name for part in names if part is not None for name in ((part,) if isinstance(part, str) else part)]
         return list(dict.fromkeys(single))
 
 
-def _column(part: str, asked: Columns, table: Table) -> Any:
+def _column(part: str, columns: Columns, table: Table) -> Any:
     """The column, or columns, of one part; raises DataError if it does not exist."""
-    if asked is None:
+    if columns is None:
         usual = [name for name in USUAL[part] if name in table.columns]
         if usual or part not in REQUIRED:
             return usual[0] if usual else None
         names = " or ".join(map(repr, USUAL[part]))
         raise _no_column(part, f"there is no column {names} for the {WORDS[part]}", USUAL[part][-1], table)
-    for name in (asked,) if isinstance(asked, str) else asked:
+    for name in (columns,) if isinstance(columns, str) else columns:
         if name not in table.columns and name.partition(".")[0] not in table.columns:
             raise _no_column(part, f"there is no column {name!r}", name, table)
-    return asked
+    return columns
 
 
 WORDS = {"goal": "question", "label": "right answer"}
@@ -96,10 +96,10 @@ def _part_like(column: str) -> str | None:
     return None if name is None else parts[name]
 
 
-def _no_column(part: str, fault: str, wanted: str, table: Table) -> DataError:
+def _no_column(part: str, fault: str, column: str, table: Table) -> DataError:
     listed = ", ".join(table.columns[:_SHOWN]) + (", ..." if len(table.columns) > _SHOWN else "")
     others = [name for name in table.columns if _part_like(name) in (part, None)]
-    near = nearest(wanted, others) or next((name for name in others if _part_like(name) == part), None)
+    near = nearest(column, others) or next((name for name in others if _part_like(name) == part), None)
     holds = f"the column that holds the {WORDS.get(part, part.replace('_', ' '))}"
     hint = f"did you mean data.columns.{part}={near}?" if near else f"set data.columns.{part} to {holds}"
     return DataError(f"{table.place}: {fault}; it has {listed}: {hint}")
@@ -197,10 +197,10 @@ class _Reader:
     def _label(self, row: TableRow, names: Sequence[Label]) -> Label:
         column = self.columns.label
         value = self._value(row, column)
-        given = str(value).strip() if isinstance(value, int | str) and not isinstance(value, bool) else ""
-        if value is None or (isinstance(value, str) and not given):
+        text = str(value).strip() if isinstance(value, int | str) and not isinstance(value, bool) else ""
+        if value is None or (isinstance(value, str) and not text):
             raise self._fault(row, f"the label in column {column!r} is empty; fill it in, or remove the row")
-        same = [name for name in names if name == given] or [name for name in names if name.lower() == given.lower()]
+        same = [name for name in names if name == text] or [name for name in names if name.lower() == text.lower()]
         if len(same) != 1:
             shown = f"{value!r:.60}"
             raise self._fault(
@@ -232,7 +232,7 @@ class _Reader:
     def _pairs(self, row: TableRow, column: str | tuple[str, ...]) -> list[tuple[str, str]]:
         """Name and text of each option; an option without a text is left out."""
         if not isinstance(column, str):
-            return self._labelled(row, [self._value(row, one) for one in column])
+            return self._labelled(row, [self._value(row, part) for part in column])
         value = self._value(row, column)
         if isinstance(value, str):
             try:
@@ -241,8 +241,8 @@ class _Reader:
                 value = None
         if isinstance(value, Mapping) and set(value) == {"label", "text"}:
             value = dict(zip(value["label"], value["text"], strict=False))
-        if isinstance(value, list) and value and all(isinstance(one, Mapping) and "key" in one for one in value):
-            value = {one["key"]: one.get("value") for one in value}
+        if isinstance(value, list) and value and all(isinstance(part, Mapping) and "key" in part for part in value):
+            value = {part["key"]: part.get("value") for part in value}
         if isinstance(value, Mapping):
             return [(str(name).strip(), str(text).strip()) for name, text in value.items() if text is not None]
         if isinstance(value, list):
@@ -253,8 +253,8 @@ class _Reader:
 
     def _labelled(self, row: TableRow, texts: Sequence[Any]) -> list[tuple[str, str]]:
         if self.labels is None or len(texts) > len(self.labels):
-            known = "no labels" if self.labels is None else f"{len(self.labels)} labels"
-            raise self._fault(row, f"{len(texts)} options but {known}; name them with data.labels=[A, B, ...]")
+            label_count = "no labels" if self.labels is None else f"{len(self.labels)} labels"
+            raise self._fault(row, f"{len(texts)} options but {label_count}; name them with data.labels=[A, B, ...]")
         pairs = zip(self.labels, texts, strict=False)
         return [(name, str(text).strip()) for name, text in pairs if text is not None and str(text).strip()]
 

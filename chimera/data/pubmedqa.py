@@ -217,10 +217,10 @@ def load_test_ids(path: Path, labels: Sequence[Label] = LABELS) -> dict[str, Lab
 def check_file(path: Path, remedy: str) -> None:
     """Raise a DataError unless `path` is a file; `remedy` says what to do if it is missing."""
     try:
-        found = path.exists()
+        exists = path.exists()
     except OSError as error:  # for example, the name is too long
         raise DataError(f"{path}: cannot be read: {error.strerror}; {remedy}") from error
-    if not found:
+    if not exists:
         raise DataError(f"{path}: no such file; {remedy}")
     if not path.is_file():
         what = "a folder" if path.is_dir() else "a device or a pipe"

@@ -76,8 +76,8 @@ def related(tasks: Sequence[ResearchTask]) -> list[list[int]]:
     for position, task in enumerate(tasks):
         for _, digest in _contents(task):
             other = root(first.setdefault(digest, position))
-            own = root(position)
-            above[max(own, other)] = min(own, other)
+            group = root(position)
+            above[max(group, other)] = min(group, other)
     groups: dict[int, list[int]] = {}
     for position in range(len(tasks)):
         groups.setdefault(root(position), []).append(position)

@@ -195,11 +195,11 @@ def _of_datasets(path: str, subset: str | None, split: str) -> Table:
             f"data.path={path}: cannot be loaded from {where}, split {split!r}: {type(error).__name__}: "
             f"{_first_line(error)}; check name, data.subset and data.split, or give a file"
         ) from error
-    names = {name: one for name, one in loaded.features.items() if hasattr(one, "int2str")}
+    names = {name: feature for name, feature in loaded.features.items() if hasattr(feature, "int2str")}
 
     def rows(columns: Sequence[str]) -> Iterator[TableRow]:
         for number, values in enumerate(loaded.select_columns(list(columns)), 1):
-            named = {key: one.int2str(values[key]) for key, one in names.items() if values.get(key) is not None}
+            named = {key: feature.int2str(values[key]) for key, feature in names.items() if values.get(key) is not None}
             yield TableRow(f"row {number}", {**values, **named})
 
     return Table(path, tuple(loaded.column_names), rows)

@@ -108,8 +108,8 @@ def load(config: "DataConfig") -> Dataset:
 def read_tasks(config: "DataConfig") -> tuple[list[ResearchTask], Source, str]:
     """All tasks of the configured source, the source, and a phrase that says which tasks they are."""
     if config.path == "generated":
-        made, origin = generated(config), f"{levels_phrase(config.levels)}, seed {config.seed}"
-        return made, "generated", f"synthesis, {origin}" if config.family == "synthesis" else origin
+        tasks, origin = generated(config), f"{levels_phrase(config.levels)}, seed {config.seed}"
+        return tasks, "generated", f"synthesis, {origin}" if config.family == "synthesis" else origin
 
     from chimera.data import pubmedqa
 
@@ -127,10 +127,10 @@ def generated(config: "DataConfig") -> list[ResearchTask]:
     if config.family == "synthesis":
         from chimera.data.generated import synthesis
 
-        return [made.task for made in synthesis.generate(config.size, seed=config.seed, levels=config.levels)]
+        return [task.task for task in synthesis.generate(config.size, seed=config.seed, levels=config.levels)]
     from chimera.data.generated import tasks
 
-    return [made.task for made in tasks.generate(config.size, seed=config.seed, levels=config.levels)]
+    return [task.task for task in tasks.generate(config.size, seed=config.seed, levels=config.levels)]
 
 
 def levels_phrase(levels: Sequence[int]) -> str:
@@ -154,8 +154,8 @@ def sample_table(dataset: Dataset, rows: int) -> "Table":
     splits = {"train": dataset.train, "validation": dataset.validation, "test": dataset.test}
     filled = {name: tasks for name, tasks in splits.items() if tasks}
     for name, tasks in filled.items():
-        wanted = min(len(tasks), max(1, round(rows / len(filled))))
-        for task in tasks[:: len(tasks) // wanted][:wanted]:
+        count = min(len(tasks), max(1, round(rows / len(filled))))
+        for task in tasks[:: len(tasks) // count][:count]:
             abstract = abstract_text(task.context) or "-"
             goal = "\n".join((task.goal, *(f"{option.name} {option.text}".rstrip() for option in task.options)))
             cells = (name, task.id, str(task.level or "-"), goal, abstract, task.label)

@@ -36,11 +36,11 @@ def child_environment(*names: str, network: bool = False) -> dict[str, str]:
         Variables of `SYSTEM` and `LIBRARIES` whose names do not look like secrets, and the requested ones.
     """
     usual = (*SYSTEM, *LIBRARIES)
-    asked = (*names, *NETWORK) if network else names
+    requested = (*names, *NETWORK) if network else names
     return {
         name: value
         for name, value in os.environ.items()
-        if _fits(name, asked) or (_fits(name, usual) and not _SECRET.search(name.upper()))
+        if _fits(name, requested) or (_fits(name, usual) and not _SECRET.search(name.upper()))
     }
 
 

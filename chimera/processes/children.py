@@ -86,8 +86,8 @@ class Child:
         with self.log_file.open("rb") as log:
             log.seek(self._log_start)
             written = [line for text in log.read().decode(errors="replace").splitlines() if (line := text.strip())]
-        told = [line.removeprefix(ERROR) for line in written if line.startswith(ERROR)]
-        return separator.join(told[-1:] or written[-lines:]) or "its log is empty"
+        errors = [line.removeprefix(ERROR) for line in written if line.startswith(ERROR)]
+        return separator.join(errors[-1:] or written[-lines:]) or "its log is empty"
 
 
 class Command(Child):

@@ -36,12 +36,12 @@ def run_child(module: str, arguments: Sequence[str], log_file: Path, *, what: st
     child = Command(what, module, arguments, log_file, {**environment, "PYTHONUNBUFFERED": "1"})
     watch = threading.Timer(STOP_S, child.kill)
     watch.daemon = True
-    asked = 0
+    interrupts = 0
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
-        nonlocal asked
-        asked += 1
-        if asked > 1:
+        nonlocal interrupts
+        interrupts += 1
+        if interrupts > 1:
             child.kill()
             return
         os.write(sys.stderr.fileno(), b"\nstopping; once more kills at once\n")
@@ -58,7 +58,7 @@ def run_child(module: str, arguments: Sequence[str], log_file: Path, *, what: st
         watch.cancel()
         for number, handler in before.items():
             signal.signal(number, handler)
-    if asked:
+    if interrupts:
         raise KeyboardInterrupt
     if child.exit_code != 0:
         raise RunError(

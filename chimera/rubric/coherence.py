@@ -35,10 +35,10 @@ def coherence(hypothesis: ReviewedHypothesis, goal: str) -> float:
     if not hypothesis.states_direction:
         return 0.5
     checks: list[float] = []
-    asked = _ASKED.search(hypothesis.comparison)
+    aim = _ASKED.search(hypothesis.comparison)
     lower, higher = bool(ASKS_LOWER.search(goal)), bool(ASKS_HIGHER.search(goal))
-    if asked and lower != higher:
-        checks.append(float((asked[1].lower() == "lower") == lower))
+    if aim and lower != higher:
+        checks.append(float((aim[1].lower() == "lower") == lower))
     implied = implied_answers(hypothesis.comparison)
     if implied:
         checks.append(float(hypothesis.answer in implied or (len(implied) > 1 and hypothesis.answer == "maybe")))
@@ -51,24 +51,24 @@ def implied_answers(comparison: str) -> frozenset[Label]:
     Significance comes from p-values and intervals, or from words if there are no numbers. A clause whose words
     contradict its numbers implies nothing.
     """
-    asked = _ASKED.search(comparison)
+    aim = _ASKED.search(comparison)
     answers: set[Label] = set()
     for clause in comparison.split(";"):
         level = _significance(clause)
-        found = _FOUND.search(clause)
+        finding = _FOUND.search(clause)
         if level is None:
             continue
-        opposite = bool(_OPPOSITE.search(clause)) or bool(asked and found and asked[1].lower() != found[1].lower())
+        opposite = bool(_OPPOSITE.search(clause)) or bool(aim and finding and aim[1].lower() != finding[1].lower())
         answers.add("maybe" if level == "borderline" else "yes" if level == "significant" and not opposite else "no")
     return frozenset(answers)
 
 
 def _significance(clause: str) -> Significance | None:
     """The significance that a clause states by numbers and words; None if they contradict each other or say nothing."""
-    said, counted = _said(clause), _counted(clause)
-    if counted is None or said is None:
-        return counted or said
-    return counted if said == counted or (said, counted) == ("not significant", "borderline") else None
+    worded, counted = _said(clause), _counted(clause)
+    if counted is None or worded is None:
+        return counted or worded
+    return counted if worded == counted or (worded, counted) == ("not significant", "borderline") else None
 
 
 def _said(clause: str) -> Significance | None:

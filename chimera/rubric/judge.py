@@ -151,8 +151,8 @@ def groundedness(case: Case) -> float:
     if not quotes:
         return 0.0
     stated = f"{case.hypothesis.comparison} {case.hypothesis.claim}"
-    given = numbers(stated) - numbers(case.goal)
-    number_support = share(numbers(" ".join(case.verbatim)), given) if given else 0.5
+    figures = numbers(stated) - numbers(case.goal)
+    number_support = share(numbers(" ".join(case.verbatim)), figures) if figures else 0.5
     word_support = share(content_words(" ".join((*case.verbatim, case.goal))), content_words(stated))
     support = 0.3 * number_support + 0.2 * word_support + 0.5 * on_question(case)
     return len(case.verbatim) / len(quotes) * (support if case.verbatim else 0.0)
@@ -166,19 +166,19 @@ def on_question(case: Case) -> float:
     """
     evidence = " ".join(case.verbatim)
     named = concepts(case.goal)
-    asked = named & concepts(case.hypothesis.claim) or named
-    return max(covered(case.goal, case.verbatim), share(concepts(evidence), asked))
+    outcomes = named & concepts(case.hypothesis.claim) or named
+    return max(covered(case.goal, case.verbatim), share(concepts(evidence), outcomes))
 
 
 def feasibility(case: Case) -> float:
     """How well the study could be run and analysed as written. Parts about a text field are scaled by its substance."""
-    fields, said = case.fields, case.substance
+    fields, substance = case.fields, case.substance
     return (
         0.35 * sample_size_score(case.protocol.sample_size)
-        + 0.2 * said["comparator"] * comparator_score(case)
-        + 0.2 * said["analysis"] * analysis_score(fields["analysis"], fields["outcome"])
-        + 0.15 * said["design"] * design_score(fields["design"], fields["intervention"])
-        + 0.1 * said["safeguards"] * share_of(pattern.search(fields["safeguards"]) for pattern in SAFEGUARDS)
+        + 0.2 * substance["comparator"] * comparator_score(case)
+        + 0.2 * substance["analysis"] * analysis_score(fields["analysis"], fields["outcome"])
+        + 0.15 * substance["design"] * design_score(fields["design"], fields["intervention"])
+        + 0.1 * substance["safeguards"] * share_of(pattern.search(fields["safeguards"]) for pattern in SAFEGUARDS)
     )
 
 
@@ -193,8 +193,8 @@ def comparator_score(case: Case) -> float:
     comparator, intervention = case.fields["comparator"], case.fields["intervention"]
     if same(comparator, intervention):
         return 0.0
-    known = share(content_words(" ".join((case.goal, *case.sources))), content_words(comparator))
-    return 0.5 + 0.5 * (1.0 if USUAL_COMPARATOR.search(comparator) else known)
+    familiarity = share(content_words(" ".join((case.goal, *case.sources))), content_words(comparator))
+    return 0.5 + 0.5 * (1.0 if USUAL_COMPARATOR.search(comparator) else familiarity)
 
 
 def analysis_score(analysis: str, outcome: str) -> float:
@@ -204,12 +204,12 @@ def analysis_score(analysis: str, outcome: str) -> float:
     """
     if not names_test(analysis):
         return 0.0
-    fits, wanted = analysis_kinds(analysis), outcome_kinds(outcome)
+    fits, kinds = analysis_kinds(analysis), outcome_kinds(outcome)
     if len(fits) == 3:
         return 0.25
-    if not fits or not wanted:
+    if not fits or not kinds:
         return 0.75
-    return 1.0 if fits & wanted else 0.5
+    return 1.0 if fits & kinds else 0.5
 
 
 def design_score(design: str, intervention: str) -> float:
@@ -225,12 +225,12 @@ def design_score(design: str, intervention: str) -> float:
 
 def impact(case: Case) -> float:
     """How well the protocol would answer the goal, and whether it states a follow-up and a threshold."""
-    fields, said = case.fields, case.substance
+    fields, substance = case.fields, case.substance
     stated = " ".join(fields.values())
     return (
-        0.45 * said["outcome"] * topic_match(fields["outcome"], case.focus)
-        + 0.2 * said["population"] * part_match(case, "population")
-        + 0.15 * said["intervention"] * part_match(case, "intervention")
+        0.45 * substance["outcome"] * topic_match(fields["outcome"], case.focus)
+        + 0.2 * substance["population"] * part_match(case, "population")
+        + 0.15 * substance["intervention"] * part_match(case, "intervention")
         + 0.12 * bool(FOLLOW_UP.search(stated))
         + 0.08 * bool(THRESHOLD.search(stated))
     )
@@ -244,8 +244,8 @@ def part_match(case: Case, name: str) -> float:
     mine, goal = content_words(case.fields[name]), content_words(case.goal)
     others = content_words(" ".join(text for key, text in case.fields.items() if key != name))
     needed = min(2, len(goal - (others - mine)))
-    known = share(content_words(" ".join((case.goal, *case.sources))), mine)
-    return known * (ramp(len(mine & goal), 0, needed) if needed else 1.0)
+    familiarity = share(content_words(" ".join((case.goal, *case.sources))), mine)
+    return familiarity * (ramp(len(mine & goal), 0, needed) if needed else 1.0)
 
 
 def clarity(case: Case) -> float:
@@ -277,10 +277,10 @@ def novelty(case: Case) -> float:
     """
     stated = " ".join(case.fields.values())
     source = " ".join(case.sources).lower()
-    known = grams(source, 4)
-    copied = share(known, grams(stated, 4))
+    source_grams = grams(source, 4)
+    copied = share(source_grams, grams(stated, 4))
     extensions = sum(
-        any(found[0].lower() not in source for found in pattern.finditer(stated)) for pattern in BEYOND.values()
+        any(match[0].lower() not in source for match in pattern.finditer(stated)) for pattern in BEYOND.values()
     )
     plan = " ".join(text for name, text in case.fields.items() if name not in ("analysis", "safeguards"))
     fresh = 1.0 - share(content_words(f"{source} {case.goal}"), content_words(plan))

@@ -51,20 +51,20 @@ def peer_review(payload: Mapping[str, Any]) -> dict[str, Any]:
     """
     hypothesis, protocol = read_hypothesis(payload), read_protocol(payload)
     goal, sources = read_goal(payload), read_sources(payload)
-    found: list[Finding] = []
+    findings: list[Finding] = []
     missing = missing_quotes(hypothesis.evidence, sources)
     if len(missing) == len(hypothesis.evidence):
-        found.append(("CRITICAL", "evidence not found in any source"))
+        findings.append(("CRITICAL", "evidence not found in any source"))
     elif missing:
-        found.append(("MAJOR", f"{len(missing)} of {len(hypothesis.evidence)} evidence sentences are in no source"))
+        findings.append(("MAJOR", f"{len(missing)} of {len(hypothesis.evidence)} evidence sentences are in no source"))
     if protocol.expected != hypothesis.answer:
-        found.append(
+        findings.append(
             ("MAJOR", f"expected {protocol.expected} contradicts the hypothesis, which answers {hypothesis.answer}")
         )
-    asked = focus(goal, *(protocol.fields[name] for name in ("population", "intervention", "comparator")))
-    if not missing and not covered(asked or goal, hypothesis.evidence):
-        found.append(("MINOR", "the evidence is not about the outcome that the goal asks about"))
-    return _review([*found, *_field_findings(protocol), *_fit_findings(protocol, asked)])
+    topic = focus(goal, *(protocol.fields[name] for name in ("population", "intervention", "comparator")))
+    if not missing and not covered(topic or goal, hypothesis.evidence):
+        findings.append(("MINOR", "the evidence is not about the outcome that the goal asks about"))
+    return _review([*findings, *_field_findings(protocol), *_fit_findings(protocol, topic)])
 
 
 def _field_findings(protocol: ReviewedProtocol) -> Iterable[Finding]:
@@ -89,17 +89,17 @@ def _field_findings(protocol: ReviewedProtocol) -> Iterable[Finding]:
         yield ("MAJOR" if size > 20_000 else "MINOR", f"{size} participants are more than can be recruited")
 
 
-def _fit_findings(protocol: ReviewedProtocol, asked: str) -> Iterable[Finding]:
-    """Issues of outcome against goal and of analysis against outcome; `asked` is the goal's focus."""
+def _fit_findings(protocol: ReviewedProtocol, topic: str) -> Iterable[Finding]:
+    """Issues of outcome against goal and of analysis against outcome; `topic` is the goal's focus."""
     outcome, analysis = protocol.fields["outcome"], protocol.fields["analysis"]
-    if not is_placeholder(outcome) and topic_match(outcome, asked) < 0.2:
-        other = concepts(outcome) and concepts(asked)
-        yield ("MAJOR" if other else "MINOR", f"the outcome does not name what the goal asks about: {_content(asked)}")
+    if not is_placeholder(outcome) and topic_match(outcome, topic) < 0.2:
+        other = concepts(outcome) and concepts(topic)
+        yield ("MAJOR" if other else "MINOR", f"the outcome does not name what the goal asks about: {_content(topic)}")
     if not is_placeholder(analysis) and not names_test(analysis):
         yield ("MINOR", "the analysis names no statistical test")
-    fits, wanted = analysis_kinds(analysis), outcome_kinds(outcome)
-    if fits and wanted and not fits & wanted:
-        yield ("MINOR", f"the analysis does not fit the outcome, which is a {' or '.join(sorted(wanted))}")
+    fits, kinds = analysis_kinds(analysis), outcome_kinds(outcome)
+    if fits and kinds and not fits & kinds:
+        yield ("MINOR", f"the analysis does not fit the outcome, which is a {' or '.join(sorted(kinds))}")
 
 
 def safety_review(payload: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,24 +110,26 @@ def safety_review(payload: Mapping[str, Any]) -> dict[str, Any]:
     """
     protocol, goal = read_protocol(payload), read_goal(payload)
     fields = protocol.fields
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for name in ("design", "intervention", "comparator", "safeguards"):
         harm = HARM.search(fields[name])
         if harm:
-            found.append(("CRITICAL", f"{name} harms participants: '{harm[0]}'"))
+            findings.append(("CRITICAL", f"{name} harms participants: '{harm[0]}'"))
     named = [pattern for pattern in SAFEGUARDS if pattern.search(fields["safeguards"])]
     if not named:
-        found.append(("MAJOR", "no consent, no monitoring and no stopping rule among the safeguards"))
+        findings.append(("MAJOR", "no consent, no monitoring and no stopping rule among the safeguards"))
     elif len(named) == 1:
-        found.append(("MINOR", "safeguards name only one of consent, monitoring and stopping rules"))
+        findings.append(("MINOR", "safeguards name only one of consent, monitoring and stopping rules"))
     severe = SEVERE.search(goal if is_vague(fields["population"]) else fields["population"])
     withheld = WITHHOLDING.search(fields["comparator"])
     cared_for = RESCUE.search(" ".join(fields[name] for name in ("design", "intervention", "comparator", "safeguards")))
     if severe and withheld and not cared_for:
-        found.append(("MAJOR", f"{withheld[0]} withholds treatment from people with {severe[0]}: add rescue treatment"))
+        findings.append(
+            ("MAJOR", f"{withheld[0]} withholds treatment from people with {severe[0]}: add rescue treatment")
+        )
     if instructs(fields["safeguards"]):
-        found.append(("MAJOR", "safeguards speak to the reviewer instead of protecting participants"))
-    return _review(found)
+        findings.append(("MAJOR", "safeguards speak to the reviewer instead of protecting participants"))
+    return _review(findings)
 
 
 def final_decision(payload: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,9 +166,9 @@ def final_decision(payload: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _review(found: Iterable[Finding]) -> dict[str, Any]:
+def _review(findings: Iterable[Finding]) -> dict[str, Any]:
     """Make the review, worst issues first. REVISE sends work back, so only MAJOR and CRITICAL give it."""
-    ordered = sorted(found, key=lambda finding: -SEVERITIES.index(finding[0]))
+    ordered = sorted(findings, key=lambda finding: -SEVERITIES.index(finding[0]))
     worst: Severity = ordered[0][0] if ordered else "NONE"
     return {
         "issues": [issue[:MAX_ISSUE] for _, issue in ordered[:MAX_ISSUES]],

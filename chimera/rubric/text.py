@@ -58,13 +58,13 @@ def content_words(text: str) -> frozenset[str]:
 
 def numbers(text: str) -> frozenset[float]:
     """The numbers in a text: '.13' and '0.130' are the same, '1,200' is 1200, signs are dropped."""
-    return frozenset(float(found.replace(",", "")) for found in _NUMBER.findall(text))
+    return frozenset(float(number.replace(",", "")) for number in _NUMBER.findall(text))
 
 
 def share(part: Iterable[object], whole: Iterable[object]) -> float:
     """Share of `whole` that is also in `part`; 0 when `whole` is empty."""
-    wanted = frozenset(whole)
-    return len(wanted & frozenset(part)) / len(wanted) if wanted else 0.0
+    members = frozenset(whole)
+    return len(members & frozenset(part)) / len(members) if members else 0.0
 
 
 def jaccard(left: frozenset[str], right: frozenset[str]) -> float:
@@ -84,9 +84,9 @@ def share_of(checks: Iterable[object]) -> float:
     return sum(results) / len(results)
 
 
-def ramp(value: float, zero: float, one: float) -> float:
-    """Linear from 0 at `zero` to 1 at `one` and clipped outside; `zero` may be the larger end."""
-    return min(1.0, max(0.0, (value - zero) / (one - zero)))
+def ramp(value: float, zero: float, top: float) -> float:
+    """Linear from 0 at `zero` to 1 at `top` and clipped outside; `zero` may be the larger end."""
+    return min(1.0, max(0.0, (value - zero) / (top - zero)))
 
 
 def concepts(text: str) -> frozenset[str]:
@@ -132,14 +132,14 @@ def items(text: str) -> int:
     return sum(1 for part in re.split(r"[,;/|•\n]", text) if part.strip())
 
 
-def focus(goal: str, *known: str) -> str:
-    """`goal` without the `known` fields; this is mostly the outcome that it asks about.
+def focus(goal: str, *fields: str) -> str:
+    """`goal` without the texts of `fields`; this is mostly the outcome that it asks about.
 
     A field that occurs in the goal is removed as a whole; of other fields the content words are removed. Empty if no
     content word is left.
     """
     left = normalise(goal)
-    for text in known:
+    for text in fields:
         phrase = re.compile(rf"\b{re.escape(normalise(text))}\b", re.IGNORECASE) if content_words(text) else None
         if phrase and phrase.search(left):
             left = phrase.sub(" ", left)
@@ -156,13 +156,13 @@ def topic_match(text: str, about: str) -> float:
     `about` is empty, any text with content words gets 0.7.
     """
     text = FOLLOW_UP.sub(" ", text)
-    mine, wanted = content_words(text), content_words(about)
-    if not wanted:
+    mine, topic = content_words(text), content_words(about)
+    if not topic:
         return 0.7 if mine else 0.0
-    named, asked = concepts(text), concepts(about)
-    common = len(mine & wanted)
-    f1 = 2 * common / (len(mine) + len(wanted)) if common else 0.0
-    return 0.3 * f1 if named and asked and not named & asked else max(f1, 0.9 * share(asked, named))
+    named, outcomes = concepts(text), concepts(about)
+    common = len(mine & topic)
+    f1 = 2 * common / (len(mine) + len(topic)) if common else 0.0
+    return 0.3 * f1 if named and outcomes and not named & outcomes else max(f1, 0.9 * share(outcomes, named))
 
 
 def covered(about: str, texts: Iterable[str]) -> float:
@@ -171,8 +171,8 @@ def covered(about: str, texts: Iterable[str]) -> float:
     A further text never lowers it.
     """
     joined = " ".join(texts)
-    known = content_words(joined) | _spelled_out(about, frozenset(words(joined)))
-    return max(share(known, content_words(about)), share(concepts(joined), concepts(about)))
+    text_words = content_words(joined) | _spelled_out(about, frozenset(words(joined)))
+    return max(share(text_words, content_words(about)), share(concepts(joined), concepts(about)))
 
 
 def _spelled_out(text: str, tokens: frozenset[str]) -> frozenset[str]:
@@ -190,15 +190,15 @@ def is_vague(text: str) -> bool:
 
 def fields_substance(fields: Mapping[str, str], sources: Iterable[str]) -> dict[str, float]:
     """How much each protocol field says, in [0, 1]; see `_substance`."""
-    known: Grams = frozenset[tuple[str, ...]]().union(*(grams(source) for source in sources))
+    source_grams: Grams = frozenset[tuple[str, ...]]().union(*(grams(source) for source in sources))
     return {
-        name: _substance(text, [other for key, other in fields.items() if key != name], known)
+        name: _substance(text, [other for key, other in fields.items() if key != name], source_grams)
         for name, text in fields.items()
     }
 
 
-def _substance(text: str, others: Iterable[str], known: Grams) -> float:
-    """A product of penalties, so that any one fault can give 0; `known` are the sources' five-word runs."""
+def _substance(text: str, others: Iterable[str], source_grams: Grams) -> float:
+    """A product of penalties, so that any one fault can give 0; `source_grams` are the sources' five-word runs."""
     if is_placeholder(text) or instructs(text):
         return 0.0
     tokens = words(text)
@@ -209,9 +209,9 @@ def _substance(text: str, others: Iterable[str], known: Grams) -> float:
         value *= ramp(len(set(tokens)) / len(tokens), 0.4, 0.7)  # words are repeated
     value *= ramp(_longest_run(text), 8, 7)  # eight keywords in a row are not a phrase
     if len(tokens) >= 8:
-        value *= ramp(share(known, grams(text)), 0.9, 0.5)  # copied from a source
-    own = content_words(text) or frozenset(tokens)
-    nearest = max((jaccard(own, content_words(other) or frozenset(words(other))) for other in others), default=0.0)
+        value *= ramp(share(source_grams, grams(text)), 0.9, 0.5)  # copied from a source
+    mine = content_words(text) or frozenset(tokens)
+    nearest = max((jaccard(mine, content_words(other) or frozenset(words(other))) for other in others), default=0.0)
     return value * ramp(nearest, 1.0, 0.7)  # repeats another field
 
 

@@ -53,25 +53,25 @@ def read_chain(path: Path) -> list[Entry]:
     """
     entries: list[Entry] = []
     for number, raw, end in _lines(path):
-        own = _OWN.search(raw)
+        line_hash = _OWN.search(raw)
         where = f"{path.name}:{number}"
-        if own is None and not raw.endswith(b"\n"):
+        if line_hash is None and not raw.endswith(b"\n"):
             break
-        if own is None and number == 1:
+        if line_hash is None and number == 1:
             raise RunError(
                 f"{path.name} is not a hash chain: an older version of Chimera made the run, so nobody can tell "
                 "whether its files are as they were written"
             )
-        if own is None:
+        if line_hash is None:
             raise RunError(f"{where} has no hash: the line was changed or put in")
-        body = raw[: own.start()]
+        body = raw[: line_hash.start()]
         previous = _PREVIOUS.search(body)
-        if previous is None or hashlib.sha256(body).hexdigest().encode() != own[1]:
+        if previous is None or hashlib.sha256(body).hexdigest().encode() != line_hash[1]:
             raise RunError(f"{where} was changed: its hash is not that of what it says")
         if previous[1].decode() != (entries[-1].hash if entries else ""):
             raise RunError(f"{where} does not follow the line before it: a line was removed, moved or put in")
         record = parse_json(raw)
-        entries.append(Entry(own[1].decode(), {key: record[key] for key in record if key not in FIELDS}, end))
+        entries.append(Entry(line_hash[1].decode(), {key: record[key] for key in record if key not in FIELDS}, end))
     return entries
 
 
@@ -92,10 +92,10 @@ def read_events(path: Path, *, end: int | None = None) -> Iterator[dict[str, Any
     for number, raw, at in _lines(path):
         if end is not None and at > end:
             return
-        own = _OWN.search(raw)
-        if own is None and not raw.endswith(b"\n"):
+        line_hash = _OWN.search(raw)
+        if line_hash is None and not raw.endswith(b"\n"):
             return
-        if own is None and number == 1:
+        if line_hash is None and number == 1:
             chained = False
         record = parse_object(raw)
         if record is None or not isinstance(record.get("event"), str) or (chained and not _follows(raw, last)):
@@ -103,18 +103,18 @@ def read_events(path: Path, *, end: int | None = None) -> Iterator[dict[str, Any
                 f"{path}:{number} is broken or was changed, so nobody can tell what the run did: restore the ledger "
                 "from a copy of the run"
             )
-        last = own[1] if own else b""
+        last = line_hash[1] if line_hash else b""
         yield record
 
 
 def _follows(raw: bytes, last: bytes) -> bool:
     """True if a line's own hash is right and it names the hash of the line before it."""
-    own = _OWN.search(raw)
-    if own is None:
+    line_hash = _OWN.search(raw)
+    if line_hash is None:
         return False
-    body = raw[: own.start()]
+    body = raw[: line_hash.start()]
     previous = _PREVIOUS.search(body)
-    return previous is not None and previous[1] == last and hashlib.sha256(body).hexdigest().encode() == own[1]
+    return previous is not None and previous[1] == last and hashlib.sha256(body).hexdigest().encode() == line_hash[1]
 
 
 def head(path: Path) -> str | None:

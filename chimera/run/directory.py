@@ -152,14 +152,14 @@ class Run:
             ConfigError: It cannot be read.
         """
         file = self.path / "config.yaml"
-        found = {key.partition(".")[0] for key in read_yaml(file)}
-        missing = [name for name in ALWAYS_WRITTEN if name not in found]
+        sections = {key.partition(".")[0] for key in read_yaml(file)}
+        missing = [name for name in ALWAYS_WRITTEN if name not in sections]
         if missing:
             raise RunError(
                 f"{file} has no {missing[0]!r}: it was emptied or cut off; restore it from a copy of the run, because "
                 "with default settings in its place the run would be another experiment"
             )
-        if "pipeline" not in found:
+        if "pipeline" not in sections:
             raise RunError(
                 f"{file} has no pipeline, because an earlier version of Chimera made this run: read it with that "
                 "version, or train again"
@@ -175,15 +175,15 @@ class Run:
         """
         file = self.path / "environment.json"
         try:
-            found = read_json_object(file)
+            record = read_json_object(file)
         except (OSError, ValueError) as error:
             raise RunError(
                 f"{file}, which tells what the run was made with, is broken ({error}): restore it from a copy of the "
                 "run"
             ) from error
-        if not isinstance(found.get("created"), str):
+        if not isinstance(record.get("created"), str):
             raise RunError(f"{file} does not tell when the run was created: restore it from a copy of the run")
-        return found
+        return record
 
     def rollouts_file(self, phase: str) -> Path:
         """The file of the rollouts of `phase`, one JSON object a line."""
@@ -265,8 +265,8 @@ class Run:
             names = [name for name in unfinished(self.events()) if self.rollouts_file(name).exists()]
             begun = tuple(f"pipeline.{name}." for name in names)
             same = same_inputs(self.events(), config)
-            kept = [key for key in changed if key not in same and not key.endswith(FREE_ON_RESUME)]
-            fixed = [key for key in kept if key.startswith(FIXED_ON_RESUME + begun)]
+            relevant = [key for key in changed if key not in same and not key.endswith(FREE_ON_RESUME)]
+            fixed = [key for key in relevant if key.startswith(FIXED_ON_RESUME + begun)]
             if fixed:
                 named = first_few([f"{key}={changed[key][0]} (not {changed[key][1]})" for key in fixed])
                 raise RunError(
@@ -294,23 +294,23 @@ def is_trial(events: Iterable[Mapping[str, Any]]) -> bool:
 
 def unfinished(events: Iterable[Mapping[str, Any]]) -> set[str]:
     """The phases that were started and not finished. They keep their settings, with which their records were made."""
-    found: set[str] = set()
+    phases: set[str] = set()
     for event in events:
         if event["event"] == "phase_started":
-            found.add(event["phase"])
+            phases.add(event["phase"])
         elif event["event"] == "phase_finished":
-            found.discard(event["phase"])
-    return found
+            phases.discard(event["phase"])
+    return phases
 
 
 def phases_before(events: Iterable[Mapping[str, Any]], phase: str) -> set[str] | None:
     """The phases that were started before the first start of `phase`; None if it was never started."""
-    found: set[str] = set()
+    phases: set[str] = set()
     for event in events:
         if event["event"] == "phase_started":
             if event["phase"] == phase:
-                return found
-            found.add(event["phase"])
+                return phases
+            phases.add(event["phase"])
     return None
 
 

@@ -15,13 +15,13 @@ _known: dict[Path, tuple[tuple[int, ...], dict[int, str]]] = {}
 
 def hashes(file: Path, sizes: Iterable[int]) -> list[str]:
     """SHA-256 of the first bytes of a file, for each number of bytes in `sizes`; cached for an unchanged file."""
-    wanted = list(sizes)
+    lengths = list(sizes)
     state = os.stat(file)
     stamp = (state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
-    known = _known.get(file)
-    if known is None or known[0] != stamp:
-        known = _known[file] = (stamp, {})
-    missing = sorted(set(wanted) - set(known[1]))
+    cached = _known.get(file)
+    if cached is None or cached[0] != stamp:
+        cached = _known[file] = (stamp, {})
+    missing = sorted(set(lengths) - set(cached[1]))
     if missing:
         digest, at = hashlib.sha256(), 0
         with file.open("rb") as opened:
@@ -29,8 +29,8 @@ def hashes(file: Path, sizes: Iterable[int]) -> list[str]:
                 while at < size and (block := opened.read(min(BLOCK, size - at))):
                     digest.update(block)
                     at += len(block)
-                known[1][size] = digest.hexdigest()
-    return [known[1][size] for size in wanted]
+                cached[1][size] = digest.hexdigest()
+    return [cached[1][size] for size in lengths]
 
 
 def hash_artifact(path: Path) -> str:

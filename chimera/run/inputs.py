@@ -39,22 +39,24 @@ def same_inputs(events: Iterable[Mapping[str, Any]], config: Config) -> set[str]
     return {key for key in recorded if recorded[key] == now.get(key)}
 
 
-def changed_inputs(events: Iterable[Mapping[str, Any]], own: Config, config: Config | None = None) -> Iterator[str]:
+def changed_inputs(
+    events: Iterable[Mapping[str, Any]], run_config: Config, config: Config | None = None
+) -> Iterator[str]:
     """One sentence for each file whose contents differ from when the run was made, with the setting and the remedy.
 
     A missing file is none: what reads it names it.
 
     Args:
-        own: The run's configuration.
+        run_config: The run's configuration.
         config: The configuration of a command on the run. A path that it sets otherwise is another input on purpose.
     """
-    paths = dict(_paths(config or own))
-    yield from _unlike(_recorded(events), {key: path for key, path in _paths(own) if paths.get(key) == path})
+    paths = dict(_paths(config or run_config))
+    yield from _unlike(_recorded(events), {key: path for key, path in _paths(run_config) if paths.get(key) == path})
 
 
-def check_inputs(events: Iterable[Mapping[str, Any]], own: Config, config: Config | None = None) -> None:
+def check_inputs(events: Iterable[Mapping[str, Any]], run_config: Config, config: Config | None = None) -> None:
     """Raise RunError with the first sentence of `changed_inputs`, if there is one."""
-    if problem := next(changed_inputs(events, own, config), None):
+    if problem := next(changed_inputs(events, run_config, config), None):
         raise RunError(problem)
 
 

@@ -35,8 +35,8 @@ def owner(run: Path) -> Owner | None:
         with (run / ".lock").open("rb") as file:
             named, _, work = file.read(32).decode(errors="replace").strip().partition(" ")
             if sys.platform == "linux" and struct.calcsize("P") == 8:
-                asked = struct.pack(_LINUX_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-                kind, *_, process = struct.unpack(_LINUX_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
+                query = struct.pack(_LINUX_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+                kind, *_, process = struct.unpack(_LINUX_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, query))
                 return None if kind == fcntl.F_UNLCK else Owner(process, work == EVALUATES)
     except OSError:
         return None

@@ -66,8 +66,8 @@ class Policy:
     def load(cls, data: Mapping[str, Any]) -> "Policy":
         """The inverse of `dump`; raises RunError if `data` is not a policy."""
         fields = [data.get(name) for name in cls.__slots__] if isinstance(data, Mapping) else []
-        known = bool(fields) and all(isinstance(one, str) for one in fields) and data["part"] in get_args(Part)
-        if not known or Path(data["folder"]).is_absolute() or ".." in Path(data["folder"]).parts:
+        valid = bool(fields) and all(isinstance(field, str) for field in fields) and data["part"] in get_args(Part)
+        if not valid or Path(data["folder"]).is_absolute() or ".." in Path(data["folder"]).parts:
             raise RunError(
                 f"{str(data)[:80]!r} names no learned policy of its run: restore ledger and checkpoints from a copy, "
                 "or read a run of an earlier version with that version"
@@ -77,9 +77,9 @@ class Policy:
 
 def live(events: Iterable[Mapping[str, Any]]) -> dict[Place, Policy]:
     """The policies that are live after `events` of a ledger; places not in the result are as at the run's start."""
-    found: dict[Place, Policy] = {}
+    policies: dict[Place, Policy] = {}
     for event in events:
         if event["event"] == WENT_LIVE:
             policy = Policy.load(event["policy"])
-            found[policy.place] = policy
-    return found
+            policies[policy.place] = policy
+    return policies

@@ -49,12 +49,12 @@ def seal(run: Run, below: str = "") -> list[str]:
     broken: list[str] = []
     for name, file in on_disk.items():
         seals = before.get(name, [])
-        if (found := _seal_of(name, file)) is None or (seals and seals[-1] == found):
+        if (current := _seal_of(name, file)) is None or (seals and seals[-1] == current):
             continue
         if _is(name, GROWING + FIXED) and not _kept(name, file, seals[-1:]):
             broken.append(name)
         else:
-            fresh[name] = found
+            fresh[name] = current
     for name, seals in before.items():
         if name not in on_disk and seals[-1] is not None:
             if _is(name, GROWING + FIXED):
@@ -68,12 +68,12 @@ def seal(run: Run, below: str = "") -> list[str]:
 
 def history(events: Iterable[Mapping[str, Any]]) -> dict[str, list[Seal | None]]:
     """Every seal of every file, oldest first; None means that the file was removed."""
-    found: dict[str, list[Seal | None]] = {}
+    seals: dict[str, list[Seal | None]] = {}
     for event in events:
         if event["event"] == SEALED:
-            for name, one in event["files"].items():
-                found.setdefault(name, []).append(None if one is None else (str(one[0]), int(one[1])))
-    return found
+            for name, entry in event["files"].items():
+                seals.setdefault(name, []).append(None if entry is None else (str(entry[0]), int(entry[1])))
+    return seals
 
 
 def checked(run: Run, name: str, remedy: str = "restore it from a copy of the run, or make a new run") -> Path:
@@ -93,16 +93,18 @@ def checked(run: Run, name: str, remedy: str = "restore it from a copy of the ru
         if name in event.get("artifacts", {}):
             whole = event["artifacts"][name]
         elif event["event"] == SEALED:
-            found = {file: one for file, one in event["files"].items() if _is_below(file, name)}
-            seals |= {file: None if one is None else (str(one[0]), int(one[1])) for file, one in found.items()}
-            whole = None if found else whole
+            entries = {file: entry for file, entry in event["files"].items() if _is_below(file, name)}
+            seals |= {
+                file: None if entry is None else (str(entry[0]), int(entry[1])) for file, entry in entries.items()
+            }
+            whole = None if entries else whole
     if whole is not None and folder.exists() and hash_artifact(folder) == whole:
         return folder
     on_disk = dict(_files(run.path, name))
-    for file, one in sorted(seals.items()):
-        if one is not None and file not in on_disk:
+    for file, entry in sorted(seals.items()):
+        if entry is not None and file not in on_disk:
             raise RunError(f"{run.path / file} is missing, and the run's ledger has its hash: {remedy}")
-        if file in on_disk and (one is None or not _kept(file, on_disk[file], [one])):
+        if file in on_disk and (entry is None or not _kept(file, on_disk[file], [entry])):
             raise RunError(f"{run.path / file} is not what the run wrote, by the hash in its ledger: {remedy}")
     if seals and (added := sorted(set(on_disk) - set(seals))):
         raise RunError(f"{run.path / added[0]} was added to what the run wrote, by the hashes in its ledger: {remedy}")
@@ -141,11 +143,11 @@ def unlike_disk(folder: Path, seals: Mapping[str, list[Seal | None]]) -> Iterato
 
 def _kept(name: str, file: Path, seals: Iterable[Seal | None]) -> bool:
     """True if a file has the bytes that its seals cover, and further bytes only if it may grow."""
-    given = [one for one in seals if one is not None]
+    present = [seal for seal in seals if seal is not None]
     size = file.stat().st_size
-    if any(size < one[1] if _is(name, GROWING) else size != one[1] for one in given):
+    if any(size < seal[1] if _is(name, GROWING) else size != seal[1] for seal in present):
         return False
-    return hashes(file, (one[1] for one in given)) == [one[0] for one in given]
+    return hashes(file, (seal[1] for seal in present)) == [seal[0] for seal in present]
 
 
 def _seal_of(name: str, file: Path) -> Seal | None:
@@ -183,7 +185,9 @@ def _files(folder: Path, below: str = "") -> Iterator[tuple[str, Path]]:
     """Every file to seal, with its path relative to the run. A link counts as the file that it leads to."""
     for at, folders, names in os.walk(folder / below):
         here = Path(at)
-        folders[:] = sorted(one for one in folders if not (one.startswith(".") or (here == folder and one in UNSEALED)))
+        folders[:] = sorted(
+            entry for entry in folders if not (entry.startswith(".") or (here == folder and entry in UNSEALED))
+        )
         for name in sorted(names):
             file = here / name
             if not name.startswith(".") and not (here == folder and name == LEDGER) and file.is_file():

@@ -32,8 +32,8 @@ class Authentication:
             return
         headers = dict(scope["headers"])
         host = headers.get(b"host", b"").decode("latin-1")
-        own, _ = scope.get("server") or (None, None)
-        if _without_port(host) not in LOOPBACK | {own}:
+        address, _ = scope.get("server") or (None, None)
+        if _without_port(host) not in LOOPBACK | {address}:
             await _refuse(send, 421, "wrong_host", f"this server is not {host!r}: use the address that the run uses")
         elif not hmac.compare_digest(headers.get(b"authorization", b""), self._expected):
             text = "wrong or missing API key: send the run's key as a bearer token"

@@ -20,7 +20,7 @@ FIRST_LINE = "message.content.split('\\n')[0]"
 
 def toy_parts(models: Mapping[str, ModelConfig]) -> list[str]:
     """The slots that the bundled model plays, either as shipped or after training."""
-    return [key for key, one in models.items() if one.has_weights and is_bundled(one.path)]
+    return [key for key, model in models.items() if model.has_weights and is_bundled(model.path)]
 
 
 def is_bundled(path: str) -> bool:

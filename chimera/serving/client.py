@@ -357,14 +357,14 @@ def _completion(response: _Response, choice: _Choice, prompt_tokens: int, comple
         ToolCall(call.id, call.function.name, _arguments(call.function.arguments), call.function.arguments)
         for call in message.tool_calls or ()
     )
-    kept: dict[str, Any] = {"role": "assistant", "content": message.content}
+    reply: dict[str, Any] = {"role": "assistant", "content": message.content}
     if calls:
-        kept["tool_calls"] = [
+        reply["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.raw_arguments}}
             for call in calls
         ]
     return Completion(
-        message=kept,
+        message=reply,
         content=message.content or "",
         tool_calls=calls,
         finish_reason=choice.finish_reason or "",

@@ -59,8 +59,8 @@ class HttpAnswer:
         """The server's own message in one line of at most `shown` characters; else its whole answer."""
         text, error = self.content.decode("utf-8", "replace"), self.error()
         message = error.get("message") if isinstance(error, dict) else error
-        said = message if isinstance(message, str) and message else text
-        return " ".join(said.encode("utf-8", "replace").decode().split())[:shown]
+        reason = message if isinstance(message, str) and message else text
+        return " ".join(reason.encode("utf-8", "replace").decode().split())[:shown]
 
 
 class Connections:
@@ -134,8 +134,8 @@ class Connections:
             if isinstance(error.__cause__, ContentEncodingError):
                 raise BadAnswerError("sent an answer that cannot be decompressed") from error
             # aiohttp puts the whole rest of the answer behind this mark.
-            said = _line(error).partition(": <")[0]
-            raise BadAnswerError(f"sent an answer that is broken off or no HTTP: {said}") from error
+            reason = _line(error).partition(": <")[0]
+            raise BadAnswerError(f"sent an answer that is broken off or no HTTP: {reason}") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise NoAnswerError(_line(error)) from error
 

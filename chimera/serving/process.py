@@ -124,10 +124,10 @@ class ModelServers:
 
     def versions(self) -> dict[str, str]:
         """The version of the weights behind each model that the run serves itself, by logical name."""
-        found: dict[str, str] = {}
+        by_key: dict[str, str] = {}
         for server in self._each():
-            found |= server.request("GET", "/health")["models"]
-        return {key: found[key] for key in self._servers}
+            by_key |= server.request("GET", "/health")["models"]
+        return {key: by_key[key] for key in self._servers}
 
     def check(self) -> None:
         """Raise if a server process has ended; without a server process, do nothing.
@@ -156,7 +156,7 @@ def check_models(
         ConfigError: an endpoint's key is not set, its provider's package is missing or refuses the settings, a
             model's folder cannot be used, or vLLM servers cannot be shared as configured.
     """
-    share({key: one for key, one in models.items() if one.kind == "vllm"}, learning)
+    share({key: model for key, model in models.items() if model.kind == "vllm"}, learning)
     for key, model in models.items():
         if model.kind == "vllm":
             vllm_key(key, model, secrets)
@@ -171,9 +171,9 @@ def check_models(
                 from chimera.serving.providers import chat_model
 
                 chat_model(endpoint, f"models.{key}")
-    for model in {(one.path, one.dtype): one for one in models.values() if one.kind == "embedded"}.values():
+    for model in {(model.path, model.dtype): model for model in models.values() if model.kind == "embedded"}.values():
         check_checkpoint(model.path, model.dtype)
-    for path in {one.path for one in models.values() if one.kind == "vllm"}:
+    for path in {model.path for model in models.values() if model.kind == "vllm"}:
         check_trainable(locate(path))
 
 
@@ -203,13 +203,13 @@ def serve(
         ModelError: a server process did not start; the message ends with its last log lines.
     """
     endpoints = {
-        key: user_endpoint(f"models.{key}", one, secrets) for key, one in models.items() if one.kind == "endpoint"
+        key: user_endpoint(f"models.{key}", model, secrets) for key, model in models.items() if model.kind == "endpoint"
     }
-    of_vllm = {key: one for key, one in models.items() if one.kind == "vllm"}
-    own = {key: one for key, one in models.items() if one.kind not in ("endpoint", "vllm")}
-    for one in (*own.values(), *of_vllm.values()):
-        if one.has_weights:
-            locate(one.path)  # Download here, so that it does not count against the server's time to start.
+    of_vllm = {key: model for key, model in models.items() if model.kind == "vllm"}
+    embedded = {key: model for key, model in models.items() if model.kind not in ("endpoint", "vllm")}
+    for model in (*embedded.values(), *of_vllm.values()):
+        if model.has_weights:
+            locate(model.path)  # Download here, so that it does not count against the server's time to start.
     servers: dict[str, ServerProcess] = {}
     with ExitStack() as stack:
         # vLLM takes longer to start, so it begins first.
@@ -217,10 +217,10 @@ def serve(
             front = _vllm_front(of_vllm, serving, secrets, log_file, learning, on_warning, host)
             stack.callback(front.stop)
             servers |= dict.fromkeys(of_vllm, front)
-        if own:
-            server = ServerProcess(own, serving, log_file, host=host)
+        if embedded:
+            server = ServerProcess(embedded, serving, log_file, host=host)
             stack.callback(server.stop)
-            servers |= dict.fromkeys(own, server)
+            servers |= dict.fromkeys(embedded, server)
         for server in dict.fromkeys(reversed(servers.values())):
             server.wait_until_ready()
         for key, server in servers.items():
@@ -228,7 +228,7 @@ def serve(
         yield ModelServers(
             {key: endpoints[key] for key in models},
             {key: servers[key] for key in models if key in servers},
-            next((servers[key] for key, one in of_vllm.items() if one.sleep), None),
+            next((servers[key] for key, model in of_vllm.items() if model.sleep), None),
         )
 
 
@@ -243,7 +243,7 @@ def _vllm_front(
 ) -> "ServerProcess":
     further = {
         "learning": sorted(set(learning) & set(models)),
-        "keys": {key: vllm_key(key, one, secrets) for key, one in models.items()},
+        "keys": {key: vllm_key(key, model, secrets) for key, model in models.items()},
     }
     return ServerProcess(
         models,
@@ -252,7 +252,7 @@ def _vllm_front(
         module=VLLM_FRONT,
         name="the front of the vLLM servers",
         further=further,
-        start_timeout_s=max(one.start_timeout_s for one in models.values()) + START_TIMEOUT_S,
+        start_timeout_s=max(model.start_timeout_s for model in models.values()) + START_TIMEOUT_S,
         stop_s=VLLM_STOP_S,
         on_warning=on_warning,
         host=host,

@@ -126,8 +126,8 @@ class ProviderModels:
             raise ModelError(str(error)) from error
         except Exception as error:
             if deadline.expired() or "Timeout" in type(error).__name__:
-                said = f"{where} did not answer within {endpoint.timeout_s:g} s"
-                raise ModelError(said, retriable=True) from error
+                text = f"{where} did not answer within {endpoint.timeout_s:g} s"
+                raise ModelError(text, retriable=True) from error
             raise explained(where, error) from error
         return completion(message, endpoint.model)
 
@@ -147,21 +147,22 @@ async def _invoke(model: "BaseChatModel", request: Mapping[str, Any]) -> "AIMess
         return await sampled.bind_tools(tools).ainvoke(messages)
     if form := request.get("response_format"):
         schema = {"title": form["json_schema"]["name"], **form["json_schema"]["schema"]}
-        found: Any = await sampled.with_structured_output(schema, include_raw=True).ainvoke(messages)
-        return _as_text(found["raw"])
+        reply: Any = await sampled.with_structured_output(schema, include_raw=True).ainvoke(messages)
+        return _as_text(reply["raw"])
     return await sampled.ainvoke(messages)
 
 
 def sampling(model: "BaseChatModel", request: Mapping[str, Any]) -> dict[str, Any]:
     """The chat model's fields for what the request sets. `top_p` is left out where it has no effect, because some
     providers refuse it beside a temperature."""
-    given = {**request, "max_tokens": request.get("max_completion_tokens", request.get("max_tokens"))}
-    if given.get("top_p") == 1:
-        del given["top_p"]
-    known = {
-        name: next((one for one in names if one in type(model).model_fields), None) for name, names in FIELDS.items()
+    settings = {**request, "max_tokens": request.get("max_completion_tokens", request.get("max_tokens"))}
+    if settings.get("top_p") == 1:
+        del settings["top_p"]
+    fields = {
+        name: next((field for field in names if field in type(model).model_fields), None)
+        for name, names in FIELDS.items()
     }
-    return {field: given[name] for name, field in known.items() if field and given.get(name) is not None}
+    return {field: settings[name] for name, field in fields.items() if field and settings.get(name) is not None}
 
 
 def _as_text(message: "AIMessage") -> "AIMessage":
@@ -175,11 +176,11 @@ def _as_text(message: "AIMessage") -> "AIMessage":
 def completion(message: "AIMessage", model: str) -> dict[str, Any]:
     """A message of LangChain as an OpenAI chat completion."""
     about = message.response_metadata
-    told: dict[str, Any] = {"role": "assistant", "content": str(message.text) or None}
+    reply: dict[str, Any] = {"role": "assistant", "content": str(message.text) or None}
     calls = [(call["id"], call["name"], json.dumps(call["args"], ensure_ascii=False)) for call in message.tool_calls]
     calls += [(call["id"], call["name"] or "", call["args"] or "") for call in message.invalid_tool_calls]
     if calls:
-        told["tool_calls"] = [
+        reply["tool_calls"] = [
             {"id": id_ or f"call-{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
             for number, (id_, name, arguments) in enumerate(calls)
         ]
@@ -189,7 +190,7 @@ def completion(message: "AIMessage", model: str) -> dict[str, Any]:
         "object": "chat.completion",
         "created": int(time.time()),
         "model": model,
-        "choices": [{"index": 0, "message": told, "finish_reason": _finish(about, called=bool(calls))}],
+        "choices": [{"index": 0, "message": reply, "finish_reason": _finish(about, called=bool(calls))}],
         "usage": {
             "prompt_tokens": used["input_tokens"],
             "completion_tokens": used["output_tokens"],
@@ -217,10 +218,10 @@ def explained(where: str, error: Exception) -> ModelError:
     if isinstance(status, int) and 300 <= status < 400:
         return ModelError(f"{where} answered {status} and points elsewhere: set base_url to the right address")
     if isinstance(status, int) and status > 0:
-        said = f"{where} answered {status}: {_line(error)}"
+        text = f"{where} answered {status}: {_line(error)}"
         if status in REFUSALS:
-            return RefusedRequest(said, getattr(error, "body", None))
-        return ModelError(said, retriable=status == 429 or status >= 500)
+            return RefusedRequest(text, getattr(error, "body", None))
+        return ModelError(text, retriable=status == 429 or status >= 500)
     if isinstance(error, ConnectionError) or "Connect" in type(error).__name__:
         return UnreachableError(f"{where} cannot be reached ({_line(error)}): is its address right?", retriable=True)
     return ModelError(f"{where} failed: {type(error).__name__}: {_line(error)}")

@@ -63,7 +63,7 @@ class RefusedFields:
             sent.pop(name, None)
         return sent
 
-    def learn(self, place: str, sent: Mapping[str, Any], said: str, field: object = None) -> str | None:
+    def learn(self, place: str, sent: Mapping[str, Any], message: str, field: object = None) -> str | None:
         """Find the field that a refusal is about; it is left out from now on.
 
         Args:
@@ -73,19 +73,19 @@ class RefusedFields:
         Returns:
             A sentence for the user, which begins with a verb; None if the refusal is about something else.
         """
-        name = next((name for name in sent if name not in _KEEP and _is_about(name, said, field)), None)
+        name = next((name for name in sent if name not in _KEEP and _is_about(name, message, field)), None)
         if name is None:
             return None
         self._of_place.setdefault(place, set()).add(name)
         means = CONSEQUENCES.get(name, "it has no effect")
-        shown = " ".join(said.split())
+        shown = " ".join(message.split())
         shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
         return f"({place}) does not take {name!r}, which is no longer sent: {means} ({shown})"
 
 
-def _is_about(name: str, said: str, field: object) -> bool:
+def _is_about(name: str, message: str, field: object) -> bool:
     """True if a refusal says that the server does not take the field `name`."""
     if name == LIMIT:  # An answer needs a limit, and a prompt that is too long is often told with its name.
-        return NEW_LIMIT in said and bool(_NOT_TAKEN.search(said))
-    named = field == name or (len(name) > 1 and bool(re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", said)))
-    return named and bool(_NOT_TAKEN.search(said))
+        return NEW_LIMIT in message and bool(_NOT_TAKEN.search(message))
+    named = field == name or (len(name) > 1 and bool(re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", message)))
+    return named and bool(_NOT_TAKEN.search(message))

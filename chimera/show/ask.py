@@ -111,10 +111,10 @@ def hypothesis_lines(hypothesis: Mapping[str, Any], texts: Texts) -> tuple[tuple
 
 def source_lines(sources: Sequence[Source]) -> tuple[tuple[str, str], ...]:
     """One line for each source that was read: its origin, then its title and address."""
-    found: dict[str, str] = {}
-    for one in sources:
-        found.setdefault(one.where, " · ".join(filter(None, (one.title, one.url))))
-    return tuple(found.items()) or (("none", "the society found no passage"),)
+    lines: dict[str, str] = {}
+    for source in sources:
+        lines.setdefault(source.where, " · ".join(filter(None, (source.title, source.url))))
+    return tuple(lines.items()) or (("none", "the society found no passage"),)
 
 
 def _decision(update: Mapping[str, Any]) -> Card:
@@ -129,10 +129,10 @@ def _decision(update: Mapping[str, Any]) -> Card:
     return Card(f"Answer: {update['final_answer']}; protocol: {decision}", lines, DECISION_COLOURS[decision])
 
 
-def _confirmation(said: Mapping[str, Any]) -> Card:
-    did = {"approve": "approved", "edit": "changed", "reject": "rejected"}[said["action"]]
-    why = (("why", said["reason"]),) if said["reason"] else ()
-    before = f"answer {said['before']['final_answer']}, protocol {said['before']['final_decision']}"
+def _confirmation(confirmation: Mapping[str, Any]) -> Card:
+    did = {"approve": "approved", "edit": "changed", "reject": "rejected"}[confirmation["action"]]
+    why = (("why", confirmation["reason"]),) if confirmation["reason"] else ()
+    before = f"answer {confirmation['before']['final_answer']}, protocol {confirmation['before']['final_decision']}"
     return Card(f"A person {did} the decision", (("it was", before), *why), "yellow")
 
 

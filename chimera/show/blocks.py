@@ -256,15 +256,15 @@ Block: TypeAlias = (
 def pieces(content: Inline) -> list[Text | Bar]:
     """`content` as a list of texts and bars, without empty texts."""
     several = [content] if isinstance(content, str | Text | Bar) else content
-    texts = [Text(one) if isinstance(one, str) else one for one in several]
-    return [one for one in texts if isinstance(one, Bar) or one.text]
+    texts = [Text(piece) if isinstance(piece, str) else piece for piece in several]
+    return [piece for piece in texts if isinstance(piece, Bar) or piece.text]
 
 
 def plain(content: Inline) -> str:
     """The words of `content`: what is small follows in brackets."""
-    texts = [one for one in pieces(content) if isinstance(one, Text)]
-    small = "; ".join(one.text for one in texts if one.small)
-    words = "".join(one.text for one in texts if not one.small)
+    texts = [piece for piece in pieces(content) if isinstance(piece, Text)]
+    small = "; ".join(piece.text for piece in texts if piece.small)
+    words = "".join(piece.text for piece in texts if not piece.small)
     return f"{words} ({small})" if words and small else words or small
 
 

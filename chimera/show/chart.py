@@ -92,7 +92,7 @@ def draw(
 
     Values that are not finite are left out.
     """
-    curves = [Curve(one.name, [point for point in one.points if math.isfinite(point.y)], one.href) for one in curves]
+    curves = [Curve(curve.name, [dot for dot in curve.points if math.isfinite(dot.y)], curve.href) for curve in curves]
     points = [point for curve in curves for point in curve.points]
     if not points:
         return None
@@ -110,8 +110,8 @@ def draw(
     ends = [across(curve.points[0].x) for curve in drawn] + [width - RIGHT]
     stretches = []
     for curve, (start, end) in zip(drawn, pairwise([LEFT, *ends[1:]]), strict=True):
-        placed = [Point(round(across(one.x), 1), round(down(one.y), 1), one.href, one.title) for one in curve.points]
-        line = " ".join(f"{one.x:g},{one.y:g}" for one in placed)
+        placed = [Point(round(across(dot.x), 1), round(down(dot.y), 1), dot.href, dot.title) for dot in curve.points]
+        line = " ".join(f"{dot.x:g},{dot.y:g}" for dot in placed)
         fits = int((end - start) / LETTER)
         shown = curve.name if len(curve.name) <= fits else ""
         stretches.append(Stretch(start, max(end - start, 0.0), curve.name, shown, curve.href, line, placed))
@@ -123,7 +123,7 @@ def figure(chart: LineChart) -> Figure:
     """The chart as a block."""
     box = f"0 0 {chart.width} {chart.height}"
     inside = "".join(_tick(chart, y, text) for y, text in chart.ticks)
-    inside += "".join(_stretch(chart, one, even=place % 2 == 0) for place, one in enumerate(chart.stretches))
+    inside += "".join(_stretch(chart, stretch, even=place % 2 == 0) for place, stretch in enumerate(chart.stretches))
     svg = f'<svg class="chart" viewBox="{box}" role="img" aria-label="{escape(chart.title)}">{inside}</svg>'
     return Figure(chart.title, chart.note, svg)
 

@@ -81,19 +81,19 @@ def loops(edges: Sequence[Edge]) -> set[Edge]:
     after: dict[str, list[Edge]] = defaultdict(list)
     for edge in edges:
         after[edge.source].append(edge)
-    found: set[Edge] = set()
+    backward: set[Edge] = set()
     done: set[str] = set()
 
     def walk(node: str, way: frozenset[str]) -> None:
         for edge in after[node]:
             if edge.target in way:
-                found.add(edge)
+                backward.add(edge)
             elif edge.target not in done:
                 walk(edge.target, way | {edge.target})
         done.add(node)
 
     walk(START, frozenset({START}))
-    return found
+    return backward
 
 
 def layers(edges: Sequence[Edge]) -> dict[str, int]:

@@ -85,7 +85,7 @@ def page(title: str, blocks: Sequence[Block], *, script: bool = False) -> str:
 
 def inline(content: Inline) -> str:
     """Texts and bars in one line."""
-    return "".join(_bar(one) if isinstance(one, Bar) else _text(one) for one in pieces(content))
+    return "".join(_bar(piece) if isinstance(piece, Bar) else _text(piece) for piece in pieces(content))
 
 
 @cache
@@ -132,7 +132,7 @@ def _block(block: Block) -> str:
             inside = _tag("div", render(block.blocks), class_="inside")
             return _tag("details", head + inside, id=block.anchor, class_=block.style, open=block.open)
         case SideBySide():
-            lists = "".join(_tag("div", render(one)) for one in block.lists)
+            lists = "".join(_tag("div", render(blocks)) for blocks in block.lists)
             return _tag("div", lists, class_="beside wide" if block.wide else "beside")
 
 
@@ -162,7 +162,7 @@ def _bar(bar: Bar) -> str:
 
 def _items(block: Items) -> str:
     lead = _tag("strong" if block.warning else "p", escape(block.lead)) if block.lead else ""
-    listed = _tag("ul", "".join(_tag("li", inline(one)) for one in block.items))
+    listed = _tag("ul", "".join(_tag("li", inline(entry)) for entry in block.items))
     return _tag("div", lead + listed, class_="warning" if block.warning else "")
 
 
@@ -216,8 +216,8 @@ def _row(row: TableLine, table: TableBlock) -> str:
 
 def _cells(row: TableLine, table: TableBlock) -> Iterator[tuple[Cell, str]]:
     """The cells with their content and anchors."""
-    for place, given in enumerate(row.cells):
-        cell = given if isinstance(given, Cell) else Cell(given)
+    for place, entry in enumerate(row.cells):
+        cell = entry if isinstance(entry, Cell) else Cell(entry)
         anchors = "".join(_tag("i", "", id=anchor) for anchor in cell.anchors)
         side = plain(table.columns[place].title) if table.style == "pair" and place else ""
         content = inline(cell.content)

@@ -59,13 +59,13 @@ def _block(block: Block) -> Iterator[str]:
         case Items():
             lead = f"{escaped(block.lead)}\n\n" if block.lead else ""
             mark = "**warning:** " if block.warning else ""
-            yield lead + _listed(f"{mark}{_inline(one)}" for one in block.items)
+            yield lead + _listed(f"{mark}{_inline(part)}" for part in block.items)
         case FactList():
             yield _listed(f"{escaped(name)}: {_inline(value)}" for name, value in block.facts)
         case ResultCards():
             yield _listed(
-                f"{escaped(one.title)}: **{escaped(one.verdict)}**, {_inline(one.figures)}. {_inline(one.note)}"
-                for one in block.cards
+                f"{escaped(part.title)}: **{escaped(part.verdict)}**, {_inline(part.figures)}. {_inline(part.note)}"
+                for part in block.cards
             )
         case TableBlock():
             yield _table(block)
@@ -91,7 +91,7 @@ def _table(table: TableBlock) -> str:
     head = [escaped(plain(column.title)) for column in table.columns]
     lines = [head, ["---:" if column.number else "---" for column in table.columns]]
     for row in table.rows:
-        cells = [_inline(one.content if isinstance(one, Cell) else one) for one in row.cells]
+        cells = [_inline(content.content if isinstance(content, Cell) else content) for content in row.cells]
         cells = [f"**{cell}**" if cell and (row.group or row.strong) else cell for cell in cells]
         lines.append(cells + [""] * (width - len(cells)))
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
@@ -103,9 +103,9 @@ def _listed(items: Iterator[str]) -> str:
 
 def _inline(content: Inline) -> str:
     """Texts in one line; what is small follows in brackets."""
-    texts = [one for one in pieces(content) if not isinstance(one, Bar)]
-    words = "".join(_text(one) for one in texts if not one.small)
-    small = "; ".join(_text(one) for one in texts if one.small)
+    texts = [piece for piece in pieces(content) if not isinstance(piece, Bar)]
+    words = "".join(_text(piece) for piece in texts if not piece.small)
+    small = "; ".join(_text(piece) for piece in texts if piece.small)
     return f"{words} ({small})" if words and small else words or small
 
 

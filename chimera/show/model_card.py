@@ -92,8 +92,8 @@ def _front(facts: CardFacts) -> str:
 
 def _gain(facts: CardFacts) -> str:
     if facts.measured is None:
-        made = f"`python -m chimera eval --run {facts.run}`"
-        return f"{NOT_MEASURED}: the run has no report. {made} makes one; export again after it.\n"
+        command = f"`python -m chimera eval --run {facts.run}`"
+        return f"{NOT_MEASURED}: the run has no report. {command} makes one; export again after it.\n"
     if not facts.gains:
         return f"{NOT_MEASURED}: the run's report does not compare the stage of this policy with another one.\n"
     rows = [
@@ -102,18 +102,20 @@ def _gain(facts: CardFacts) -> str:
         "| --- | --- | ---: | ---: | ---: | ---: | --- |",
     ]
     for gain in facts.gains:
-        rows += [_row(gain.title, METRICS[name], one) for name, one in gain.figures.items()]
+        rows += [_row(gain.title, METRICS[name], figure) for name, figure in gain.figures.items()]
     if not facts.alone:
         rows.append("\nThe report has no stage of this policy, so its own gain is not measured.")
     return "\n".join(rows) + "\n"
 
 
-def _row(title: str, metric: tuple[str, float, str], one: Mapping[str, Any]) -> str:
+def _row(title: str, metric: tuple[str, float, str], figure: Mapping[str, Any]) -> str:
     words, scale, unit = metric
     digits = 1 if scale == 100 else 3
     around = "no interval"
-    if one["low"] is not None:
-        around = f"[{scale * one['low']:+z.{digits}f}, {scale * one['high']:+z.{digits}f}]"
-    before, after = (f"{scale * one[side]:z.{digits}f}{' %' if scale == 100 else ''}" for side in ("before", "after"))
-    change = f"{scale * one['difference']:+z.{digits}f}{unit} {around}"
-    return f"| {title} | {words} | {before} | {after} | {change} | {one['n']} | {one['verdict'] or '–'} |"
+    if figure["low"] is not None:
+        around = f"[{scale * figure['low']:+z.{digits}f}, {scale * figure['high']:+z.{digits}f}]"
+    before, after = (
+        f"{scale * figure[side]:z.{digits}f}{' %' if scale == 100 else ''}" for side in ("before", "after")
+    )
+    change = f"{scale * figure['difference']:+z.{digits}f}{unit} {around}"
+    return f"| {title} | {words} | {before} | {after} | {change} | {figure['n']} | {figure['verdict'] or '–'} |"

@@ -49,12 +49,12 @@ STYLES: Mapping[str, str] = {
 
 def show(console: Console, blocks: Sequence[Block]) -> None:
     """Print `blocks`; a pipe gets whole lines of text, and tables of 80 columns."""
-    for depth, one in _drawn(blocks, 0):
-        if isinstance(one, RichText) and not console.is_terminal:
-            lines = one.split("\n", allow_blank=True)
+    for depth, block in _drawn(blocks, 0):
+        if isinstance(block, RichText) and not console.is_terminal:
+            lines = block.split("\n", allow_blank=True)
             console.print(RichText("\n").join(RichText(INDENT * depth) + line for line in lines), soft_wrap=True)
         else:
-            console.print(Padding(one, (0, 0, 0, len(INDENT) * depth)) if depth else one)
+            console.print(Padding(block, (0, 0, 0, len(INDENT) * depth)) if depth else block)
 
 
 def lines(blocks: Sequence[Block]) -> str:
@@ -67,11 +67,11 @@ def lines(blocks: Sequence[Block]) -> str:
 def text(content: Inline, *, below: bool = False) -> RichText:
     """Texts in one line, without characters that control a terminal; what is small is in brackets, or `below`."""
     line = RichText()
-    for one in pieces(content):
-        if not isinstance(one, Bar):
+    for piece in pieces(content):
+        if not isinstance(piece, Bar):
             before, after = ("\n", "") if below else (" (", ")")
-            before, after = (before, after) if one.small and line.plain else ("", "")
-            line.append(f"{before}{printable(one.text)}{after}", style=STYLES.get(one.tone, ""))
+            before, after = (before, after) if piece.small and line.plain else ("", "")
+            line.append(f"{before}{printable(piece.text)}{after}", style=STYLES.get(piece.tone, ""))
     return line
 
 
@@ -110,13 +110,13 @@ def _lines(block: Block) -> Iterator[RichText]:
             for name, value in block.facts:
                 yield RichText(f"{printable(name)}: ") + text(value)
         case ResultCards():
-            for one in block.cards:
-                yield RichText(printable(f"{one.title}: {one.verdict}, {plain(one.figures)}. {plain(one.note)}"))
+            for card in block.cards:
+                yield RichText(printable(f"{card.title}: {card.verdict}, {plain(card.figures)}. {plain(card.note)}"))
         case Figure():
             yield RichText(printable(f"{block.title}: {block.file or block.caption}"))
         case Quote():
-            said = "\n".join(map(printable, block.text.splitlines()))
-            yield RichText(f"[{printable(block.title)}] {said}" if block.title else said, style="dim")
+            quote = "\n".join(map(printable, block.text.splitlines()))
+            yield RichText(f"[{printable(block.title)}] {quote}" if block.title else quote, style="dim")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +126,9 @@ class _Fitted:
     table: TableBlock
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        beside = _table(self.table, below=False)
-        width = Measurement.get(console, options.update(max_width=UNLIMITED), beside).maximum
-        yield beside if width <= options.max_width else _table(self.table, below=True)
+        table = _table(self.table, below=False)
+        width = Measurement.get(console, options.update(max_width=UNLIMITED), table).maximum
+        yield table if width <= options.max_width else _table(self.table, below=True)
 
 
 def _table(table: TableBlock, *, below: bool) -> RichTable:

@@ -57,7 +57,7 @@ class QuickGO:
         answer = await self._http.json(
             SERVICE, "GET", url, _GoAnswer, params=params, headers={"Accept": "application/json"}
         )
-        return [_passage(found) for found in answer.results if found.name and not found.obsolete]
+        return [_passage(go_term) for go_term in answer.results if go_term.name and not go_term.obsolete]
 
 
 def _passage(term: _Term) -> Passage:

@@ -85,8 +85,8 @@ class LiveHttp:
         for attempt in range(self.retries):
             if status != 429 and status < 500:
                 break
-            asked = retry_after(headers.get("retry-after"))
-            delay = self.backoff_s * 2**attempt if asked is None else asked
+            retry_s = retry_after(headers.get("retry-after"))
+            delay = self.backoff_s * 2**attempt if retry_s is None else retry_s
             if delay >= deadline - time.monotonic():
                 what = "is limiting our rate (429)" if status == 429 else f"is failing ({status})"
                 limit = f"beyond the {self.timeout_s:g} s of tools.timeout_s"
@@ -111,7 +111,7 @@ class LiveTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send the request with the headers of the library's own making."""
         headers = {name: value for name, value in request.headers.items() if name in _FORWARDED}
-        found = await self.http.json(
+        answer = await self.http.json(
             self.service,
             request.method,
             str(request.url),
@@ -120,7 +120,7 @@ class LiveTransport(httpx.AsyncBaseTransport):
             content=await request.aread(),
             headers=headers,
         )
-        return httpx.Response(200, json=found.model_dump(mode="json"), request=request)
+        return httpx.Response(200, json=answer.model_dump(mode="json"), request=request)
 
 
 def retry_after(value: str | None) -> float | None:
@@ -165,12 +165,12 @@ class SearchCache:
         return await asyncio.shield(task)
 
     async def _search(self, key: Any, search: Callable[[], Awaitable[Sequence[Passage]]]) -> Sequence[Passage]:
-        found = await search()
+        passages = await search()
         with self._lock:
-            self._kept[key] = found
+            self._kept[key] = passages
             while len(self._kept) > self._size:
                 del self._kept[next(iter(self._kept))]
-        return found
+        return passages
 
     def _finished(self, place: Any, task: asyncio.Task[Sequence[Passage]]) -> None:
         self._running.pop(place, None)

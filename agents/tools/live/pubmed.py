@@ -82,8 +82,8 @@ class PubMed:
             raise ToolError(f"{SERVICE} answered 200 with malformed XML: {str(error)[:120]}") from error
         if root.tag != "PubmedArticleSet":
             raise ToolError(f"{SERVICE} answered 200 with <{root.tag[:40]}> where <PubmedArticleSet> was expected")
-        found = {passage.id: passage for article in root.iter("PubmedArticle") if (passage := _passage(article))}
-        return [found[id_] for id_ in ids if id_ in found]
+        passages = {passage.id: passage for article in root.iter("PubmedArticle") if (passage := _passage(article))}
+        return [passages[id_] for id_ in ids if id_ in passages]
 
 
 def _passage(article: ElementTree.Element) -> Passage | None:

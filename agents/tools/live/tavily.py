@@ -54,7 +54,7 @@ class Tavily:
         restricted: dict[str, Any] = {"include_domains": domains} if domains else {}
         async with httpx.AsyncClient(transport=self._transport) as connection:
             client = AsyncTavilyClient(self._key, api_base_url=self._base_url, client=connection)
-            found = await client.search(
+            response = await client.search(
                 query,
                 search_depth="basic",
                 max_results=self._wanted,
@@ -62,7 +62,7 @@ class Tavily:
                 include_raw_content=False,
                 **restricted,
             )
-        answer = _TavilyAnswer.model_validate(found)
+        answer = _TavilyAnswer.model_validate(response)
         return [
             Passage(hit.url, text_of(hit.title), _shown(text_of(hit.title), text_of(hit.content)), hit.url)
             for hit in answer.results

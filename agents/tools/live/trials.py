@@ -108,10 +108,10 @@ class ClinicalTrials:
         words = content_words(query)
         if not words:
             return []
-        found = await self._studies(" AND ".join(words))
-        if len(found) < self._wanted and len(words) > 1:
-            found += await self._studies(" OR ".join(words))
-        return list({study.id: study for study in reversed(found)}.values())[::-1][: self._wanted]
+        studies = await self._studies(" AND ".join(words))
+        if len(studies) < self._wanted and len(words) > 1:
+            studies += await self._studies(" OR ".join(words))
+        return list({study.id: study for study in reversed(studies)}.values())[::-1][: self._wanted]
 
     async def _studies(self, term: str) -> list[Passage]:
         answer = await self._http.json(

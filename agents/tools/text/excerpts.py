@@ -42,26 +42,26 @@ def excerpt(text: str, query: str, max_chars: int) -> str:
     if len(text) <= max_chars:
         return text
     sentences = split_sentences(text)
-    wanted = _stems(query)
-    ranked = sorted(sentences, key=lambda sentence: (-_score(sentence, wanted), sentence.position))
-    kept = _most(ranked, max_chars)
-    return _render(kept) if kept else cut(ranked[0].text if ranked else text, max_chars)
+    query_stems = _stems(query)
+    ranked = sorted(sentences, key=lambda sentence: (-_score(sentence, query_stems), sentence.position))
+    best = _most(ranked, max_chars)
+    return _render(best) if best else cut(ranked[0].text if ranked else text, max_chars)
 
 
 def _most(ranked: Iterable[_Sentence], max_chars: int) -> list[_Sentence]:
     """The sentences that fit into `max_chars` characters, tried in ranked order and returned in the text's order."""
-    kept: list[_Sentence] = []
+    chosen: list[_Sentence] = []
     length = -1  # The first piece has no space before it.
     for sentence in ranked:
-        place = bisect(kept, sentence.position, key=lambda one: one.position)
-        before = kept[place - 1] if place else None
+        place = bisect(chosen, sentence.position, key=lambda neighbour: neighbour.position)
+        before = chosen[place - 1] if place else None
         more = _length(before, sentence)
-        if place < len(kept):
-            more += _length(sentence, kept[place]) - _length(before, kept[place])
+        if place < len(chosen):
+            more += _length(sentence, chosen[place]) - _length(before, chosen[place])
         if length + more <= max_chars:
-            kept.insert(place, sentence)
+            chosen.insert(place, sentence)
             length += more
-    return kept
+    return chosen
 
 
 def split_sentences(text: str) -> list[_Sentence]:
@@ -106,8 +106,8 @@ def _length(before: _Sentence | None, sentence: _Sentence) -> int:
     return sum(len(piece) + 1 for piece in _pieces(before, sentence))
 
 
-def _score(sentence: _Sentence, wanted: frozenset[str]) -> float:
-    overlap = len(wanted & _stems(sentence.text)) / max(1, len(wanted))
+def _score(sentence: _Sentence, query_stems: frozenset[str]) -> float:
+    overlap = len(query_stems & _stems(sentence.text)) / max(1, len(query_stems))
     return 3 * overlap + bool(_RESULTS.search(sentence.label)) + bool(_STATISTIC.search(sentence.text))
 
 

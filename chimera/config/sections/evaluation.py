@@ -136,7 +136,7 @@ class EvaluationConfig(ConfigSection):
     def _prices_are_pairs(self) -> Self:
         for model, price in self.prices.items():
             pair = isinstance(price, list) and len(price) == 2
-            if not pair or not all(isinstance(one, int | float) and one >= 0 for one in price):
+            if not pair or not all(isinstance(amount, int | float) and amount >= 0 for amount in price):
                 raise ValueError(f"prices.{model} must be two numbers such as [0.15, 0.6], not {price!r}")
         return self
 

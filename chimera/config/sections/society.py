@@ -52,11 +52,11 @@ class SocietyConfig(ConfigSection):
 
     def told(self, role: str) -> Guidance:
         """The guidance of `role`: what its own entry sets, and the rest from the group that it belongs to."""
-        found = Guidance()
+        guidance = Guidance()
         for name in (*(group for group, roles in GROUPS.items() if role in roles), role):
             if name in self.guidance:
-                found = found.model_copy(update=dict(self.guidance[name].given()))
-        return found
+                guidance = guidance.model_copy(update=dict(self.guidance[name].given()))
+        return guidance
 
     def __hash__(self) -> int:
         """Of all values as text, because guidance holds mappings; graphs are kept by their configuration."""

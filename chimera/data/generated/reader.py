@@ -51,7 +51,7 @@ def answer(brief: Brief, ignore: Aspect | None = None) -> Label:
     Raises:
         ValueError: when the question's direction or endpoint, or a finding about it, cannot be read.
     """
-    asked = asked_direction(brief.goal)
+    target = asked_direction(brief.goal)
     endpoint = asked_endpoint(brief.goal)
     readings = list(read(brief))
     if ignore != "endpoint":
@@ -61,12 +61,12 @@ def answer(brief: Brief, ignore: Aspect | None = None) -> Label:
     if ignore == "conflict":
         readings = readings[:1]
     counting = [reading for reading in readings if reading.weight == "counts"] or readings
-    answers: set[Label] = {answer_alone(reading, asked, ignore) for reading in counting}
+    answers: set[Label] = {answer_alone(reading, target, ignore) for reading in counting}
     return answers.pop() if len(answers) == 1 else "maybe"
 
 
-def answer_alone(reading: Reading, asked: int, ignore: Aspect | None = None) -> Label:
-    in_direction = ignore == "direction" or reading.direction == asked
+def answer_alone(reading: Reading, target: int, ignore: Aspect | None = None) -> Label:
+    in_direction = ignore == "direction" or reading.direction == target
     if ignore == "significance":
         return "yes" if in_direction else "no"
     if reading.significance == "borderline":
@@ -93,10 +93,10 @@ def asked_endpoint(goal: str) -> str:
         ValueError: when the question names no endpoint, or several.
     """
     text = goal.lower()
-    found = {e.name for e in ENDPOINTS if e.name.lower() in text or e.synonym.lower() in text}
-    if len(found) != 1:
-        raise ValueError(f"{len(found)} endpoints in {goal!r}")
-    return found.pop()
+    names = {e.name for e in ENDPOINTS if e.name.lower() in text or e.synonym.lower() in text}
+    if len(names) != 1:
+        raise ValueError(f"{len(names)} endpoints in {goal!r}")
+    return names.pop()
 
 
 def read(brief: Brief) -> Iterator[Reading]:

@@ -130,14 +130,14 @@ def matching(population: str, studies: Iterable[FoundStudy]) -> list[FoundStudy]
 
 def decisive(population: str, studies: Iterable[FoundStudy]) -> list[FoundStudy]:
     """The largest studies of the asked population (clause 2): none, one, or several of equal size."""
-    found = matching(population, studies)
-    most = max((study.participants for study in found), default=0)
-    return [study for study in found if study.participants == most]
+    matches = matching(population, studies)
+    most = max((study.participants for study in matches), default=0)
+    return [study for study in matches if study.participants == most]
 
 
-def decide(asked: Direction, population: str, studies: Iterable[FoundStudy]) -> Label:
-    """The published rule: the answer that `studies` give to a question about `population` in direction `asked`."""
-    answers = {study.finding.answer(asked) for study in decisive(population, studies)}
+def decide(target: Direction, population: str, studies: Iterable[FoundStudy]) -> Label:
+    """The published rule: the answer that `studies` give to a question about `population` in direction `target`."""
+    answers = {study.finding.answer(target) for study in decisive(population, studies)}
     return answers.pop() if len(answers) == 1 else "maybe"
 
 
@@ -158,7 +158,7 @@ def generate_one(seed: int, index: int, level: int) -> SynthesisTask:
     rng = Random(f"synthesis/{seed}/{index}/{level}")
     subject, second = draw_subjects(rng)
     endpoints = rng.sample(ENDPOINTS, 2)
-    asked: Direction = rng.choice(("lower", "higher"))
+    target: Direction = rng.choice(("lower", "higher"))
     label = rng.choices(LABELS, [LABEL_MIX[label] for label in LABELS])[0]
     rule: Rule = "largest"
     if label == "maybe":
@@ -172,11 +172,11 @@ def generate_one(seed: int, index: int, level: int) -> SynthesisTask:
         studied = population if plan.matches else other_population(rng, group, condition)
         named = subject if way[1] == "name" else second
         leads_on = second.name if way == SEARCHES[0] and len(plans) == len(SEARCHES) else ""
-        findings = write_findings(rng, plan, named, endpoints, studied, asked, level)
+        findings = write_findings(rng, plan, named, endpoints, studied, target, level)
         studies.append(write_study(rng, f"{id_}-{len(studies) + 1}", way, plan, named, studied, findings, leads_on))
     asked_endpoint = endpoints[0].synonym if level == 4 and rng.random() < 0.5 else endpoints[0].name
     facts = SynthesisFacts(
-        asked=asked,
+        asked=target,
         endpoint=endpoints[0].name,
         asked_endpoint=asked_endpoint,
         studies=tuple(studies),
@@ -191,9 +191,9 @@ def generate_one(seed: int, index: int, level: int) -> SynthesisTask:
     )
     task = ResearchTask(
         id=id_,
-        goal=write_question(rng, subject, asked_endpoint, population, asked, level),
+        goal=write_question(rng, subject, asked_endpoint, population, target, level),
         context=tuple(section for study in studies for section in study.sections),
-        label=decide(asked, population, studies),
+        label=decide(target, population, studies),
         source="generated",
         long_answer=conclusion(facts),
         level=level,
@@ -229,8 +229,8 @@ def draw_name(rng: Random, endings: Sequence[str]) -> str:
 def other_population(rng: Random, group: str, condition: str) -> str:
     """A population that differs from the asked one by its group or by its condition."""
     if rng.random() < 0.5:
-        return f"{rng.choice([one for one in GROUPS if one != group])} with {condition}"
-    return f"{group} with {rng.choice([one for one in CONDITIONS if one != condition])}"
+        return f"{rng.choice([other for other in GROUPS if other != group])} with {condition}"
+    return f"{group} with {rng.choice([other for other in CONDITIONS if other != condition])}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +269,7 @@ def draw_other(rng: Random, label: Label, number: int) -> Label:
 
     Every second one is drawn without regard to the label, or else the rarest answer would be the label.
     """
-    weights = [LABEL_MIX[one] for one in LABELS] if number % 2 == 0 else OTHER_ANSWER[label]
+    weights = [LABEL_MIX[answer] for answer in LABELS] if number % 2 == 0 else OTHER_ANSWER[label]
     return rng.choices(LABELS, weights)[0]
 
 
@@ -283,7 +283,7 @@ def write_findings(
     subject: Subject,
     endpoints: Sequence[StudyEndpoint],
     population: str,
-    asked: Direction,
+    target: Direction,
     level: int,
 ) -> tuple[Finding, ...]:
     """The finding about the asked outcome and, from level 3 on in half of the studies, one about another outcome."""
@@ -293,7 +293,7 @@ def write_findings(
     if level >= 3 and rng.random() < 0.5:
         other = rng.choices(LABELS, OTHER_ANSWER[plan.answer])[0]
         plans.append(FindingPlan(endpoints[1], other, "none", rng.choice(ALSO), "other endpoint"))
-    return tuple(draw_finding(rng, subject, one, asked, arm, level) for one in plans)
+    return tuple(draw_finding(rng, subject, finding_plan, target, arm, level) for finding_plan in plans)
 
 
 COHORT_BACKGROUNDS = (

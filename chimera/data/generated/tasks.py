@@ -110,9 +110,9 @@ class Finding:
     marker: Marker
     role: FindingRole
 
-    def answer(self, asked: Direction) -> Label:
+    def answer(self, target: Direction) -> Label:
         """The answer of this finding, read alone (clause 2 of the rule)."""
-        return read_alone(self.p_value, in_direction=self.direction == asked)
+        return read_alone(self.p_value, in_direction=self.direction == target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,15 +162,15 @@ def read_alone(p_value: float, *, in_direction: bool) -> Label:
     return "yes" if significance == "significant" and in_direction else "no"
 
 
-def decide(asked: Direction, findings: Iterable[Finding], endpoint: str) -> Label:
-    """The published rule: the label of a question about `endpoint` in direction `asked`, given all findings.
+def decide(target: Direction, findings: Iterable[Finding], endpoint: str) -> Label:
+    """The published rule: the label of a question about `endpoint` in direction `target`, given all findings.
 
     Raises:
         ValueError: when no finding is about the endpoint.
     """
     relevant = [finding for finding in findings if finding.endpoint == endpoint]
     overriding = [finding for finding in relevant if finding.marker == "overriding"]
-    answers: set[Label] = {finding.answer(asked) for finding in overriding or relevant}
+    answers: set[Label] = {finding.answer(target) for finding in overriding or relevant}
     if not answers:
         raise ValueError(f"no finding is about {endpoint}")
     return answers.pop() if len(answers) == 1 else "maybe"
@@ -203,14 +203,14 @@ def generate_one(seed: int, index: int, level: int) -> GeneratedTask:
     condition = rng.choice(CONDITIONS)
     population = f"{rng.choice(GROUPS)} with {condition}"
     endpoints = rng.sample(ENDPOINTS, 3)
-    asked: Direction = rng.choice(("lower", "higher"))
+    target: Direction = rng.choice(("lower", "higher"))
     arm = rng.choice(ARM_SIZES)
     label = rng.choices(LABELS, [LABEL_MIX[label] for label in LABELS])[0]
-    findings, rule = draw_findings(rng, subject, endpoints, asked, label, arm, level)
+    findings, rule = draw_findings(rng, subject, endpoints, target, label, arm, level)
 
     asked_endpoint = endpoints[0].synonym if level == 4 and rng.random() < 0.5 else endpoints[0].name
     facts = Facts(
-        asked=asked,
+        asked=target,
         endpoint=endpoints[0].name,
         asked_endpoint=asked_endpoint,
         findings=findings,
@@ -230,13 +230,13 @@ def generate_one(seed: int, index: int, level: int) -> GeneratedTask:
         results.insert(rng.randint(0, len(results)), write_remark(rng, level))
     task = ResearchTask(
         id=f"generated-{seed}-{index}",
-        goal=write_question(rng, subject, asked_endpoint, population, asked, level),
+        goal=write_question(rng, subject, asked_endpoint, population, target, level),
         context=(
             Section("BACKGROUND", write_background(rng, subject, condition)),
             Section("METHODS", write_methods(rng, subject, population, 2 * arm)),
             Section("RESULTS", " ".join(results)),
         ),
-        label=decide(asked, findings, facts.endpoint),
+        label=decide(target, findings, facts.endpoint),
         source="generated",
         long_answer=conclusion(facts),
         level=level,
@@ -259,29 +259,29 @@ def draw_findings(
     rng: Random,
     subject: Subject,
     endpoints: Sequence[StudyEndpoint],
-    asked: Direction,
+    target: Direction,
     label: Label,
     arm: int,
     level: int,
 ) -> tuple[tuple[Finding, ...], Rule]:
     """All findings in the order of the text, and the rule that applies; `endpoints[0]` is the one asked about."""
-    plans, rule = plan_endpoint(rng, endpoints[0], label, level, asked=True)
+    plans, rule = plan_endpoint(rng, endpoints[0], label, level, decisive=True)
     other_answer = rng.choices(LABELS, OTHER_ANSWER[label])[0]
-    plans += plan_endpoint(rng, endpoints[1], other_answer, level, asked=False)[0]
+    plans += plan_endpoint(rng, endpoints[1], other_answer, level, decisive=False)[0]
     if level >= 3 and len(plans) < MOST_FINDINGS:
         third = rng.choices(LABELS, [LABEL_MIX[label] for label in LABELS])[0]
         plans.append(FindingPlan(endpoints[2], third, "none", "", "other endpoint"))
     rng.shuffle(plans)
-    return tuple(draw_finding(rng, subject, plan, asked, arm, level) for plan in plans), rule
+    return tuple(draw_finding(rng, subject, plan, target, arm, level) for plan in plans), rule
 
 
 def plan_endpoint(
-    rng: Random, endpoint: StudyEndpoint, answer: Label, level: int, *, asked: bool
+    rng: Random, endpoint: StudyEndpoint, answer: Label, level: int, *, decisive: bool
 ) -> tuple[list[FindingPlan], Rule]:
     """The findings about one endpoint that together give `answer`."""
     weights = STRUCTURES[level][answer != "maybe"]
     rule = rng.choices(list(weights), list(weights.values()))[0]
-    role: FindingRole = "decisive" if asked else "other endpoint"
+    role: FindingRole = "decisive" if decisive else "other endpoint"
     if rule == "single":
         overriding = level >= 2 and rng.random() < 0.3
         lead = rng.choice(SUPERSEDED_OVERRIDING)[1] if overriding else ""
@@ -291,7 +291,7 @@ def plan_endpoint(
         replaced = rng.choices(
             LABELS, [w * (other != answer) for other, w in zip(LABELS, OTHER_ANSWER[answer], strict=True)]
         )[0]
-        superseded = FindingPlan(endpoint, replaced, "superseded", leads[0], "superseded" if asked else role)
+        superseded = FindingPlan(endpoint, replaced, "superseded", leads[0], "superseded" if decisive else role)
         return [superseded, FindingPlan(endpoint, answer, "overriding", leads[1], role)], rule
     answers: list[Label] = [answer, answer] if rule == "agreement" else ["yes", "no"]
     rng.shuffle(answers)
@@ -299,12 +299,12 @@ def plan_endpoint(
     return [FindingPlan(endpoint, each, "neutral", lead, role) for each, lead in zip(answers, leads, strict=True)], rule
 
 
-def draw_finding(rng: Random, subject: Subject, plan: FindingPlan, asked: Direction, arm: int, level: int) -> Finding:
+def draw_finding(rng: Random, subject: Subject, plan: FindingPlan, target: Direction, arm: int, level: int) -> Finding:
     """Draw direction, p-value and group values for a plan and write its sentence."""
     categories = CATEGORIES[plan.answer]
     in_direction, significance, _ = rng.choices(categories, [weight for _, _, weight in categories])[0]
-    opposite: Direction = "higher" if asked == "lower" else "lower"
-    direction = asked if in_direction else opposite
+    opposite: Direction = "higher" if target == "lower" else "lower"
+    direction = target if in_direction else opposite
     p_value = draw_p(rng, significance)
     sentence, statistic = write_finding(rng, subject, plan.endpoint, direction, p_value, plan.lead, arm, level)
     return Finding(

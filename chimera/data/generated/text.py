@@ -91,11 +91,11 @@ def sentence_case(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def write_question(rng: Random, subject: Subject, endpoint: str, population: str, asked: Direction, level: int) -> str:
+def write_question(rng: Random, subject: Subject, endpoint: str, population: str, target: Direction, level: int) -> str:
     """The question; levels 1 and 2 use one verb for each direction, harder ones use several."""
-    verb = VERBS[asked][0] if level < 3 else rng.choice(VERBS[asked])
+    verb = VERBS[target][0] if level < 3 else rng.choice(VERBS[target])
     template = rng.choice(QUESTIONS)
-    text = template.format(name=subject.name, verb=verb, direction=asked, endpoint=endpoint, population=population)
+    text = template.format(name=subject.name, verb=verb, direction=target, endpoint=endpoint, population=population)
     return sentence_case(text)
 
 

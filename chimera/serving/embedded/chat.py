@@ -126,10 +126,10 @@ class ChatFormat:
         Raises:
             BadRequest: the chat template refuses the conversation, or renders the prompt differently with an answer.
         """
-        asked, hidden = self._prepare(messages[:-1])
+        question, hidden = self._prepare(messages[:-1])
         answered, hidden_in_answer = self._prepare(messages[-1:])
-        prompt = self._render(asked, tools)
-        whole = self._render([*asked, *answered], tools, open_turn=False)
+        prompt = self._render(question, tools)
+        whole = self._render([*question, *answered], tools, open_turn=False)
         if not whole.startswith(prompt):
             raise BadRequest(
                 "messages: the model's chat template renders a prompt otherwise once it is answered, so it cannot be "
@@ -195,11 +195,11 @@ class ChatFormat:
                 {"role": "assistant", "content": "", "tool_calls": [call, call]},
             ]
             try:
-                found = CALL_PROBE.search(self._render(turns, []))
+                match = CALL_PROBE.search(self._render(turns, []))
             except BadRequest:
                 continue
-            if found is not None:
-                return ToolStyle(**found.groupdict(), raw_arguments=raw)
+            if match is not None:
+                return ToolStyle(**match.groupdict(), raw_arguments=raw)
         return None
 
 

@@ -128,9 +128,9 @@ def check_checkpoint(path: str, dtype: Precision) -> None:
     sizes: dict[str, list[int]] = {}
     for file in _weight_files(folder):
         with _opened(file, "np") as tensors:
-            own = {name: tensors.get_slice(name).get_shape() for name in list(tensors.keys())}
-        _check_memory(list(own.values()), dtype, file)
-        sizes |= own
+            shapes = {name: tensors.get_slice(name).get_shape() for name in list(tensors.keys())}
+        _check_memory(list(shapes.values()), dtype, file)
+        sizes |= shapes
     _check_sizes(sizes, shape, folder)
 
 
@@ -193,7 +193,9 @@ def check_trainable(folder: Path) -> None:
         raise ConfigError(_no_safetensors(folder))
     named = _read_json(index).get("weight_map")
     files = set(named.values()) if isinstance(named, dict) else {None}
-    wrong = [one for one in files if not isinstance(one, str) or Path(one).name != one or Path(one).suffix != SUFFIX]
+    wrong = [
+        name for name in files if not isinstance(name, str) or Path(name).name != name or Path(name).suffix != SUFFIX
+    ]
     if wrong:
         raise ConfigError(f"{index} names {str(wrong[0])[:60]!r}, which is no safetensors file of its folder")
 
@@ -238,11 +240,11 @@ def _weight_files(folder: Path) -> list[Path]:
 
 def count_weights(folder: Path) -> int:
     """The number of weights in a folder's safetensors files, from their headers; raises ConfigError for broken ones."""
-    found = 0
+    count = 0
     for file in folder.glob(f"*{SUFFIX}"):
         with _opened(file, "np") as tensors:
-            found += sum(math.prod(tensors.get_slice(name).get_shape()) for name in list(tensors.keys()))
-    return found
+            count += sum(math.prod(tensors.get_slice(name).get_shape()) for name in list(tensors.keys()))
+    return count
 
 
 @contextmanager
@@ -260,10 +262,10 @@ def _check_memory(sizes: list[list[int]], dtype: Precision, file: Path) -> None:
     """Refuse a file whose weights are larger than this machine's memory."""
     import psutil
 
-    wanted, memory = sum(map(math.prod, sizes)) * BYTES[dtype], psutil.virtual_memory().total
-    if wanted > memory:
+    size, memory = sum(map(math.prod, sizes)) * BYTES[dtype], psutil.virtual_memory().total
+    if size > memory:
         raise ConfigError(
-            f"{file}: its weights need {wanted / 2**30:.0f} GiB as {dtype}, and this machine has "
+            f"{file}: its weights need {size / 2**30:.0f} GiB as {dtype}, and this machine has "
             f"{memory / 2**30:.0f}: take a smaller model, models.*.dtype=bfloat16, or a server on another machine "
             "(kind: endpoint)"
         )
@@ -318,14 +320,14 @@ def _eos(
     listed = generation.get("eos_token_id", settings.get("eos_token_id"))
     ids = [] if listed is None else listed if isinstance(listed, list) else [listed]
     token = _mark(tokenizer_settings.get("eos_token"))
-    if token is not None and (own := tokenizer.token_to_id(token)) is not None:
-        ids = [own, *ids]
+    if token is not None and (token_id := tokenizer.token_to_id(token)) is not None:
+        ids = [token_id, *ids]
     if not ids:
         raise ConfigError(f"{folder} names no eos token in generation_config, config or tokenizer_config")
-    known = tokenizer.get_vocab_size(with_added_tokens=True)
-    wrong = [one for one in ids if isinstance(one, bool) or not isinstance(one, int) or not 0 <= one < known]
+    size = tokenizer.get_vocab_size(with_added_tokens=True)
+    wrong = [id_ for id_ in ids if isinstance(id_, bool) or not isinstance(id_, int) or not 0 <= id_ < size]
     if wrong:
-        raise ConfigError(f"{folder} names {str(wrong[0])[:40]!r} as eos token, and its tokenizer has {known} tokens")
+        raise ConfigError(f"{folder} names {str(wrong[0])[:40]!r} as eos token, and its tokenizer has {size} tokens")
     return tuple(dict.fromkeys(ids))
 
 

@@ -56,14 +56,14 @@ class NotFound(ApiError):
     status, kind = 404, "invalid_request_error"
 
 
-def unknown_model(name: str, known: Iterable[str]) -> NotFound:
+def unknown_model(name: str, names: Iterable[str]) -> NotFound:
     """The error for a request to a model that the server does not have."""
-    return NotFound(f"unknown model {name!r}: this server has {sorted(known)}", param="model", code="model_not_found")
+    return NotFound(f"unknown model {name!r}: this server has {sorted(names)}", param="model", code="model_not_found")
 
 
-def no_embedded_model(name: str, known: Iterable[str]) -> NotFound:
+def no_embedded_model(name: str, names: Iterable[str]) -> NotFound:
     """The error for new weights of a model that has none here."""
-    return NotFound(f"no embedded model {name!r} to load weights into: there are {sorted(known)}")
+    return NotFound(f"no embedded model {name!r} to load weights into: there are {sorted(names)}")
 
 
 class Unavailable(ApiError):
@@ -224,7 +224,7 @@ def parse_request(body: Any) -> ChatRequest:
     """
     if not isinstance(body, dict):
         raise BadRequest(f"the body must be a JSON object, not {type(body).__name__}")
-    kept: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, value in body.items():
         if name in WITHOUT_EFFECT or value is None:
             continue
@@ -234,9 +234,9 @@ def parse_request(body: Any) -> ChatRequest:
             continue
         if name not in ChatRequest.model_fields:
             raise BadRequest(f"unknown parameter {name!r}: this server does not support it, leave it out", param=name)
-        kept[name] = value
+        fields[name] = value
     try:
-        return ChatRequest.model_validate(kept)
+        return ChatRequest.model_validate(fields)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         where = ".".join(str(step) for step in first["loc"])

@@ -237,10 +237,10 @@ class Service:
 
     def _bound(self, name: str) -> Binding:
         """The binding of the model `name`: a slot or a candidate."""
-        found = self._bindings.get(name) or self._candidates.get(name)
-        if found is None:
+        binding = self._bindings.get(name) or self._candidates.get(name)
+        if binding is None:
             raise unknown_model(name, [*self._bindings, *self._candidates, *self._rubrics])
-        return found
+        return binding
 
     async def complete(self, request: ChatRequest) -> dict[str, Any]:
         """Answer one chat request.
@@ -252,8 +252,8 @@ class Service:
             return _grade(request)
         bound = self._bound(request.model)
         key = self._answers.key(request, bound.number)
-        if (known := await self._answers.found(key)) is not None:
-            return known
+        if (stored := await self._answers.found(key)) is not None:
+            return stored
         text = bound.text
         from chimera.serving.embedded.completion import make_jobs, make_response
 
@@ -293,9 +293,9 @@ def _grade(request: ChatRequest) -> dict[str, Any]:
             f"model {request.model!r} is a rubric, which knows its task by response_format.json_schema.name: send one",
             param="response_format",
         )
-    asked = next((message.text for message in request.messages if message.role == "user"), None)
+    question = next((message.text for message in request.messages if message.role == "user"), None)
     try:
-        payload = json.loads(asked or "")
+        payload = json.loads(question or "")
         content = json.dumps(grade(form.json_schema.name, payload), ensure_ascii=False, separators=(",", ":"))
     except (ValueError, KeyError, TypeError) as error:
         raise BadRequest(

@@ -79,8 +79,8 @@ class Shape:
         # How often a wave fits into the length that the model was first trained on tells how far it is stretched.
         fits = scaling.original_max_position_embeddings * plain / (2 * math.pi)
         low, high = scaling.low_freq_factor, scaling.high_freq_factor
-        kept = ((fits - low) / (high - low)).clamp(0, 1)
-        return kept * plain + (1 - kept) * plain / scaling.factor
+        weight = ((fits - low) / (high - low)).clamp(0, 1)
+        return weight * plain + (1 - weight) * plain / scaling.factor
 
 
 class _Sizes(BaseModel):
@@ -148,8 +148,8 @@ def read_shape(settings: dict[str, Any], folder: Path) -> Shape:
 def _refuse_other_parts(settings: Mapping[str, Any], rope: Any, family: str, folder: Path) -> None:
     """Refuse settings of a known family that the engine does not compute."""
     kind = _rope_type(rope)
-    known = ("default", "llama3") if family == "llama" else ("default",)
-    if kind not in known:
+    kinds = ("default", "llama3") if family == "llama" else ("default",)
+    if kind not in kinds:
         raise ConfigError(f"{folder} scales its rotary positions ({kind!r}), which is not supported: {ELSEWHERE}")
     if settings.get("use_sliding_window"):
         raise ConfigError(f"{folder} uses sliding-window attention, which is not supported: {ELSEWHERE}")
@@ -177,9 +177,9 @@ def _sizes(settings: Mapping[str, Any], rope: Any, folder: Path) -> _Sizes:
         first = error.errors(include_url=False)[0]
         *_, name = map(str, first["loc"])
         there: Mapping[str, Any] = rope if first["loc"][0] == "rope_scaling" else settings
-        given = f"is {str(there[name])[:40]}" if name in there else "is missing"
+        state = f"is {str(there[name])[:40]}" if name in there else "is missing"
         raise ConfigError(
-            f"{folder / 'config.json'}: {name} {given} ({first['msg']}): was it saved with these weights?"
+            f"{folder / 'config.json'}: {name} {state} ({first['msg']}): was it saved with these weights?"
         ) from error
 
 

@@ -116,11 +116,11 @@ class SpreadService:
     def _watch(self) -> None:
         """End this process when a decoding process has ended: half a server would be a silent one."""
         while True:
-            for one in self._decoders:
-                one.server.join(LOOK_S)
+            for decoder in self._decoders:
+                decoder.server.join(LOOK_S)
                 if self._closing:
                     return
-                if (ending := one.server.ended()) is not None:
+                if (ending := decoder.server.ended()) is not None:
                     print(f"{ERROR}{ending}", file=sys.stderr, flush=True)
                     os._exit(ModelError.exit_code)
 
@@ -159,7 +159,7 @@ class SpreadService:
             # What is asked until the end may be answered by either weights.
             self._numbers[key] = next(self._loads)
             try:
-                self._all_or_none("/admin/weights", new, lambda one: one.call("POST", "/admin/weights", old))
+                self._all_or_none("/admin/weights", new, lambda decoder: decoder.call("POST", "/admin/weights", old))
             finally:
                 self._numbers[key] = next(self._loads)
             self._swaps[key] += 1
@@ -176,7 +176,7 @@ class SpreadService:
             body = {"model": key, "folder": str(folder), "version": version}
             name = f"{key}{CANDIDATE}{version}"
             self._all_or_none(
-                "/admin/candidates", body, lambda one: one.call("DELETE", "/admin/candidates", {"model": name})
+                "/admin/candidates", body, lambda decoder: decoder.call("DELETE", "/admin/candidates", {"model": name})
             )
             self._numbers[name] = next(self._loads)
             return name
@@ -197,15 +197,15 @@ class SpreadService:
         calls = self._called("POST", path, body)
         error = next((call.exception() for call in calls if call.exception() is not None), None)
         if error is not None:
-            for one, call in zip(self._decoders, calls, strict=True):
+            for decoder, call in zip(self._decoders, calls, strict=True):
                 if call.exception() is None:
-                    undo(one)
+                    undo(decoder)
             raise error
 
     def _called(self, method: str, path: str, body: Mapping[str, Any] | None) -> list[Future[dict[str, Any]]]:
         """The ended calls, one a process."""
         with ThreadPoolExecutor(len(self._decoders)) as pool:
-            return [pool.submit(one.call, method, path, body) for one in self._decoders]
+            return [pool.submit(decoder.call, method, path, body) for decoder in self._decoders]
 
     async def complete(self, request: ChatRequest) -> dict[str, Any]:
         """Answer one chat request.
@@ -221,18 +221,18 @@ class SpreadService:
                 return await self._rubrics.complete(request)
             raise unknown_model(name, [*self._numbers, *rubrics])
         key = self._answers.key(request, number)
-        if (known := await self._answers.found(key)) is not None:
-            return known
+        if (stored := await self._answers.found(key)) is not None:
+            return stored
         response = await self._decoded(request)
         if self._numbers.get(name) == number:  # Otherwise other weights may have answered, which the key does not name.
             self._answers.keep(key, response)
         return response
 
     async def _decoded(self, request: ChatRequest) -> dict[str, Any]:
-        one, answers = self._decoder(request), request.n or 1
+        decoder, answers = self._decoder(request), request.n or 1
         body = request.model_dump_json(by_alias=True, exclude_unset=True).encode()
-        server = one.server
-        one.busy += answers
+        server = decoder.server
+        decoder.busy += answers
         try:
             answer = await self._connections.send(
                 f"{server.url}/v1/chat/completions", server.api_key, body, limit_s=ANSWER_S
@@ -240,15 +240,15 @@ class SpreadService:
         except (BadAnswerError, NoAnswerError, TimeoutError) as error:
             raise Unavailable(f"{server.name} gave no answer: {error}") from error
         finally:
-            one.busy -= answers
+            decoder.busy -= answers
         return _read(answer.status, answer.content)
 
     def _decoder(self, request: ChatRequest) -> _Decoder:
         """The process that has the beginning of the conversation; for a new one the least busy."""
         opening = [request.model, *(message.text for message in request.messages[:OPENING])]
         digest = hashlib.sha256("\0".join(opening).encode("utf-8", "surrogatepass")).hexdigest()
-        one = self._homes.pop(digest, None) or min(self._decoders, key=lambda decoder: decoder.busy)
-        self._homes[digest] = one
+        home = self._homes.pop(digest, None) or min(self._decoders, key=lambda decoder: decoder.busy)
+        self._homes[digest] = home
         if len(self._homes) > REMEMBERED:
             self._homes.popitem(last=False)
-        return one
+        return home

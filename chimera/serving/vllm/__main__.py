@@ -103,9 +103,9 @@ def _start(
     def start(number: int, prepared: Path) -> ServerPlace:
         name, at = f"vLLM server {number + 1} of {slot}", sockets / f"{slot}-{number}"
         at.unlink(missing_ok=True)
-        own = secrets.token_urlsafe(24)
-        program = start_engine(model, serving, number, prepared, at, Path(f"{log}-{number + 1}.log"), name, own)
-        return ServerPlace(name, "http://127.0.0.1", own, at, program, on_cpu=not model.gpus)
+        api_key = secrets.token_urlsafe(24)
+        program = start_engine(model, serving, number, prepared, at, Path(f"{log}-{number + 1}.log"), name, api_key)
+        return ServerPlace(name, "http://127.0.0.1", api_key, at, program, on_cpu=not model.gpus)
 
     places = [ServerPlace(f"the vLLM server of {slot} at {url}", url, key) for url in model.urls]
     places = places or [start(number, first.prepared) for number in range(model.replicas)]

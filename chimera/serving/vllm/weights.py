@@ -33,8 +33,8 @@ def prepare(source: Path, target: Path) -> Path:
     places = _places(source)
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
-    beside = {file for pattern in BESIDE for file in source.glob(pattern)} - {source / CONFIG, source / WEIGHTS_INDEX}
-    for file in beside | {source / name for name in places.values()}:
+    further = {file for pattern in BESIDE for file in source.glob(pattern)} - {source / CONFIG, source / WEIGHTS_INDEX}
+    for file in further | {source / name for name in places.values()}:
         (target / file.name).symlink_to(file.resolve())
     if HEAD not in places:
         _write_head(source / _of(places, EMBEDDING, source), target / HEAD_FILE)

@@ -315,8 +315,8 @@ def _given_up(job: DecodingJob) -> bool:
 
 def _cut(job: DecodingJob, seen: int) -> bool:
     """Cut the text before the first stop string that ends after byte `seen`; returns True if there was one."""
-    found = [job.text.find(stop, max(0, seen - len(stop) + 1)) for stop in job.stops]
-    starts = [start for start in found if start >= 0]
+    positions = [job.text.find(stop, max(0, seen - len(stop) + 1)) for stop in job.stops]
+    starts = [start for start in positions if start >= 0]
     if starts:
         del job.text[min(starts) :]
     return bool(starts)

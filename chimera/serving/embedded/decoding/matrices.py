@@ -67,7 +67,7 @@ class Matrices:
         return whole if bias is None else whole.add_(bias)
 
     def _fill(self, whole: Tensor, x: Tensor, blocks: Sequence[Tensor]) -> None:
-        for part, block in zip(whole.split([len(one) for one in blocks], 1), blocks, strict=True):
+        for part, block in zip(whole.split([len(rows) for rows in blocks], 1), blocks, strict=True):
             torch.mm(x, self._converted(block).t(), out=part)
 
     def _converted(self, block: Tensor) -> Tensor:

@@ -53,8 +53,8 @@ class RowTable:
         prefix is copied to the lowest free row, so that batches stay short. If the row held tokens beyond that prefix,
         they are copied to the least recently used spare row.
         """
-        wanted = np.asarray(prompt, np.int32)
-        best, reused = self._longest(wanted)
+        tokens = np.asarray(prompt, np.int32)
+        best, reused = self._longest(tokens)
         free = [row for row in range(self.slots) if row not in live]
         top = max(live, default=-1)
         in_place = best in free and (best < top or best == free[0])
@@ -70,13 +70,13 @@ class RowTable:
         self.record(row, prompt)
         return Placement(row, reused, copy_from, stash_to)
 
-    def _longest(self, wanted: np.ndarray) -> tuple[int, int]:
+    def _longest(self, tokens: np.ndarray) -> tuple[int, int]:
         best, length = -1, MIN_REUSE - 1
         for row, history in enumerate(self._history):
-            size = min(len(history), len(wanted) - 1)
+            size = min(len(history), len(tokens) - 1)
             if size <= length:
                 continue
-            different = np.flatnonzero(history[:size] != wanted[:size])
+            different = np.flatnonzero(history[:size] != tokens[:size])
             common = int(different[0]) if len(different) else size
             if common > length:
                 best, length = row, common

@@ -68,5 +68,5 @@ def nucleus(probabilities: Tensor, top_p: Tensor) -> Tensor:
     """Keep the smallest set of most probable tokens with mass at least `top_p` (B,); others get probability 0."""
     ordered, order = probabilities.sort(-1, descending=True)
     mass_before = ordered.cumsum(-1) - ordered
-    kept = torch.where(mass_before < top_p[:, None], ordered, 0.0)
-    return torch.zeros_like(probabilities).scatter_(1, order, kept)
+    head = torch.where(mass_before < top_p[:, None], ordered, 0.0)
+    return torch.zeros_like(probabilities).scatter_(1, order, head)
