@@ -35,8 +35,8 @@ def main() -> None:
         table.add_column(name, justify="right", no_wrap=True)
     for runs in options.runs:
         for effects in EFFECTS:
-            found = coverage(runs, effects, trials=options.trials, resamples=options.resamples)
-            shown = [f"{100 * share:.1f}" for share in found]
+            shares = coverage(runs, effects, trials=options.trials, resamples=options.resamples)
+            shown = [f"{100 * share:.1f}" for share in shares]
             table.add_row(str(runs), "{:g}, {:g}, {:g}".format(*effects), *shown, end_section=effects == EFFECTS[-1])
     Console().print(table)
 
@@ -53,10 +53,10 @@ def coverage(runs: int, effects: tuple[float, float, float], *, trials: int, res
         mean, middle = mean_of_runs(groups, of_totals), interquartile_mean(groups, of_totals)
         ends = [(pooled.low, pooled.high), percentiles(mean, values.shape, resamples, trial)]
         for estimate in (mean, middle):
-            found = crossed_interval(estimate, [values.shape], **settings)
-            assert found.low is not None
-            assert found.high is not None
-            ends.append((found.low, found.high))
+            interval = crossed_interval(estimate, [values.shape], **settings)
+            assert interval.low is not None
+            assert interval.high is not None
+            ends.append((interval.low, interval.high))
         hits += [low <= 0 <= high for low, high in ends]
     return list(hits / trials)
 

@@ -59,8 +59,8 @@ def message_for(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], sch
         return {"role": "assistant", "content": None, "tool_calls": [call]}
     if schema != "Hypothesis":
         return {"role": "assistant", "content": json.dumps(ANSWERS[schema])}
-    found = payload.get("results") or [{"text": "Nothing was found"}]
-    quote = found[0]["text"].split(". ")[0][:400]
+    results = payload.get("results") or [{"text": "Nothing was found"}]
+    quote = results[0]["text"].split(". ")[0][:400]
     answer = {"evidence": [quote], "comparison": "higher? higher", "claim": "It is so.", "answer": "yes"}
     return {"role": "assistant", "content": json.dumps(answer)}
 
@@ -134,8 +134,8 @@ async def bare(setting: Setting, count: int, concurrency: int) -> None:
     async def work() -> None:
         judge = Judge(model, config.slot(JUDGE))
         society = Society(model, setting.toolbox, config.society, config.roles, evaluate=judge.evaluate)
-        for given in waiting:
-            state = await society.run(given.task.brief(), seed=given.seed)
+        for input_ in waiting:
+            state = await society.run(input_.task.brief(), seed=input_.seed)
             assert state["final_decision"] == "GO"
 
     await asyncio.gather(*(work() for _ in range(concurrency)))
@@ -150,8 +150,8 @@ async def recorded(setting: Setting, folder: Path, count: int, concurrency: int,
     versions = dict.fromkeys(setting.config.models, "canned")
     with Run.create(None, setting.config) as run:
         jobs = [
-            Job(new_id("ro"), given, setting.model.endpoints, versions, SupervisorChoice)
-            for given in setting.inputs("recorded", count)
+            Job(new_id("ro"), input_, setting.model.endpoints, versions, SupervisorChoice)
+            for input_ in setting.inputs("recorded", count)
         ]
         async for record, _ in Crew(run, workers).rollouts(jobs):
             assert record.status == "succeeded", record.error
@@ -191,9 +191,9 @@ def main() -> None:
         for column in ("", "rollouts/min", "wall ms each", "CPU ms each"):
             table.add_column(column, justify="right" if column else "left")
         costs = {name: asyncio.run(cost(way, arguments.rollouts, arguments.concurrency)) for name, way in ways.items()}
-        for name, one in costs.items():
-            table.add_row(name, *one.row())
-        each = {name: 1000 * one.cpu / one.rollouts for name, one in costs.items()}
+        for name, way_cost in costs.items():
+            table.add_row(name, *way_cost.row())
+        each = {name: 1000 * way_cost.cpu / way_cost.rollouts for name, way_cost in costs.items()}
         for name in list(ways)[1:]:
             table.add_row(f"overhead of {name}", "", "", f"{each[name] - each['bare graph']:+.1f}")
         Console(width=120).print(table)

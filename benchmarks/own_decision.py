@@ -67,9 +67,9 @@ class Asked:
     async def complete(
         self, key: str, messages: Sequence[Mapping[str, Any]], **options: Unpack[RequestOptions]
     ) -> Completion:
-        found = await self.model.complete(key, messages, **options)
-        self.requests[found.response_id] = (messages, options)
-        return found
+        completion = await self.model.complete(key, messages, **options)
+        self.requests[completion.response_id] = (messages, options)
+        return completion
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +90,10 @@ class Bench:
 
         async def outcome(task: ResearchTask) -> tuple[float, State | None]:
             records: list[CallRecord] = []
-            asked = Asked(self.model)
+            recorder = Asked(self.model)
             seed = RolloutInput.of(task, GATE, 0, self.config.seed).seed
             team = Society(
-                asked,
+                recorder,
                 toolbox,
                 self.config.society,
                 self.config.roles,
@@ -105,15 +105,15 @@ class Bench:
                     right = float((await team.run(task.brief(), seed))["final_answer"] == task.label)
                 except RoleError:
                     right = 0.0
-            return right, next(self._states(task, records, asked), None)
+            return right, next(self._states(task, records, recorder), None)
 
-        found = await asyncio.gather(*map(outcome, self.tasks))
-        return [right for right, _ in found], [state for _, state in found]
+        outcomes = await asyncio.gather(*map(outcome, self.tasks))
+        return [right for right, _ in outcomes], [state for _, state in outcomes]
 
-    def _states(self, task: ResearchTask, records: Sequence[CallRecord], asked: Asked) -> Iterator[State]:
-        for one in records:
-            if isinstance(one, ModelCall) and one.role == self.role and one.visit == 1 and one.parsed:
-                messages, options = asked.requests[one.response_id]
+    def _states(self, task: ResearchTask, records: Sequence[CallRecord], recorder: Asked) -> Iterator[State]:
+        for record in records:
+            if isinstance(record, ModelCall) and record.role == self.role and record.visit == 1 and record.parsed:
+                messages, options = recorder.requests[record.response_id]
                 seed = RolloutInput.of(task, GATE, 1, self.config.seed).seed
                 yield State(messages, options.get("tools", ()), options.get("response_format"), task.label, seed)
 
@@ -123,7 +123,7 @@ class Bench:
 
         async def share(state: State) -> float:
             async with free:
-                found = await self.model.choices(
+                completions = await self.model.choices(
                     self.config.slot(self.role),
                     state.messages,
                     tools=state.tools,
@@ -131,7 +131,7 @@ class Bench:
                     seed=state.seed,
                     n=self.answers,
                 )
-            return float(np.mean([self._right(one, state) for one in found]))
+            return float(np.mean([self._right(completion, state) for completion in completions]))
 
         return await asyncio.gather(*map(share, states))
 
@@ -163,8 +163,8 @@ def main() -> None:
         serve(config.used(), config.serving, {}, log_file=Path(folder) / "models.log") as servers,
     ):
         changes = [_to_learned(run, config, options.role, servers) for run in runs] or [lambda: None]
-        found = asyncio.run(compared(config, options.role, tasks, servers, options.answers, changes))
-    Console(width=120).print(table(options.role, found))
+        comparison = asyncio.run(compared(config, options.role, tasks, servers, options.answers, changes))
+    Console(width=120).print(table(options.role, comparison))
 
 
 def _to_learned(run: Run, config: Config, role: str, servers: ModelServers) -> Callable[[], None]:
@@ -204,8 +204,8 @@ async def compared(
     model = HttpModel(servers.endpoints)
     bench = Bench(config, role, tasks, model, answers)
     try:
-        before, found = await bench.society()
-        states = [state for state in found if state is not None]
+        before, society_states = await bench.society()
+        states = [state for state in society_states if state is not None]
         decided = await bench.decide(states)
         after: list[list[float]] = []
         arrived: list[list[float]] = []
@@ -218,20 +218,20 @@ async def compared(
     return Compared(*map(np.asarray, (decided, after, before, arrived)))
 
 
-def table(role: str, found: Compared) -> Table:
+def table(role: str, comparison: Compared) -> Table:
     """A row for the role's own decision and one for the society's answer."""
-    runs = len(found.decided_after)
+    runs = len(comparison.decided_after)
     shown = Table(title=f"{runs} training seed{'s' * (runs > 1)}; right answers in %, differences in points")
     for name in ("", "n", "before", "after", "difference", "of each seed"):
         shown.add_column(name, justify="left" if not name else "right", no_wrap=True)
     for title, before, after in (
-        (f"{role} itself", found.decided, found.decided_after),
-        ("the society", found.society, found.society_after),
+        (f"{role} itself", comparison.decided, comparison.decided_after),
+        ("the society", comparison.society, comparison.society_after),
     ):
         gained = 100 * (after - before)
         interval = _interval(gained)
         ends = "" if interval.low is None else f" [{interval.low:+z.1f}, {interval.high:+z.1f}]"
-        each = ", ".join(f"{one:+z.1f}" for one in gained.mean(axis=1))
+        each = ", ".join(f"{gain:+z.1f}" for gain in gained.mean(axis=1))
         percent = (f"{100 * side.mean():.1f}" for side in (before, after))
         shown.add_row(title, f"{len(before)}", *percent, f"{interval.value:+z.1f}{ends}", each)
     return shown

@@ -54,7 +54,7 @@ def main() -> None:
     )
     folder = locate(options.model)
     samples = make_samples(folder, options.calls, options.answers)
-    tokens = sum(len(one.prompt_ids) + len(one.response_ids) for one in samples)
+    tokens = sum(len(sample.prompt_ids) + len(sample.response_ids) for sample in samples)
     console = Console()
     console.print(f"{options.model}: {len(samples)} calls, {tokens:,} tokens, 1 torch thread")
     seconds, apart = run(folder, config, samples, options.repeats)
@@ -89,15 +89,15 @@ def run(
         end = time.process_time()
         verl = [figures[f"timing_s/{name}"] for name in ("old_log_prob", "update_actor", "step")]
         if repeat:  # The first warms both up.
-            for part, one, other in zip(PARTS, [*loop, between - start], [*verl, end - between], strict=True):
-                seconds["bare loop", part].append(one)
+            for part, bare_part, other in zip(PARTS, [*loop, between - start], [*verl, end - between], strict=True):
+                seconds["bare loop", part].append(bare_part)
                 seconds["VeRL", part].append(other)
     with tempfile.TemporaryDirectory() as scratch:
         engine.export(Path(scratch) / "model")
         learned = load_file(Path(scratch) / "model" / "model.safetensors")
     engine.close()
-    own = dict(bare.model.state_dict())
-    return seconds, max(float((value - own[name]).abs().max()) for name, value in learned.items())
+    bare_weights = dict(bare.model.state_dict())
+    return seconds, max(float((value - bare_weights[name]).abs().max()) for name, value in learned.items())
 
 
 def make_samples(folder: Path, count: int, answers: int) -> list[Sample]:
@@ -113,7 +113,7 @@ def make_samples(folder: Path, count: int, answers: int) -> list[Sample]:
 
     random = np.random.default_rng(0)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tasks = [one.task for one in generate(2 * count, seed=1, levels=[4])]
+    tasks = [generated_task.task for generated_task in generate(2 * count, seed=1, levels=[4])]
     texts = [" ".join(section.text for section in task.context) * 8 for task in tasks]
     ids = [tuple(tokenizer.encode(text, add_special_tokens=False).ids) for text in texts]
 
@@ -187,18 +187,18 @@ class Bare:
     def _log_probs(self, chosen: Sequence[Sample]) -> Any:
         """Log-probabilities of all response tokens, one after the other, from one packed forward pass."""
         torch = self._torch
-        ids = torch.tensor([token for one in chosen for token in one.prompt_ids + one.response_ids])
-        sizes = [len(one.prompt_ids) + len(one.response_ids) for one in chosen]
+        ids = torch.tensor([token for sample in chosen for token in sample.prompt_ids + sample.response_ids])
+        sizes = [len(sample.prompt_ids) + len(sample.response_ids) for sample in chosen]
         positions = torch.cat([torch.arange(size) for size in sizes])
         ends = torch.tensor(sizes).cumsum(0).tolist()
-        lengths = [len(one.response_ids) for one in chosen]
+        lengths = [len(sample.response_ids) for sample in chosen]
         places = torch.cat([torch.arange(end - n - 1, end - 1) for end, n in zip(ends, lengths, strict=True)])
         logits = self.model(ids[None], position_ids=positions[None], use_cache=False).logits[0]
         return -torch.nn.functional.cross_entropy(logits[places], ids[places + 1], reduction="none")
 
     def _advantages(self, samples: Sequence[Sample]) -> Any:
         torch = self._torch
-        groups = torch.tensor([one.reward for one in samples]).view(-1, PEERS)
+        groups = torch.tensor([sample.reward for sample in samples]).view(-1, PEERS)
         return ((groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-6)).flatten()
 
 

@@ -64,7 +64,7 @@ def make(folder: Path, size: Size, vocabulary: Path | None) -> int:
     ids = make_tokenizer(folder, vocabulary)
     torch.manual_seed(0)
     # Qwen2 takes its head's size from the others.
-    own = {} if size.family == "qwen2" else {"head_dim": size.head_dim}
+    head_settings = {} if size.family == "qwen2" else {"head_dim": size.head_dim}
     config = AutoConfig.for_model(
         size.family,
         hidden_size=size.hidden,
@@ -79,11 +79,11 @@ def make(folder: Path, size: Size, vocabulary: Path | None) -> int:
         bos_token_id=None,
         eos_token_id=ids["<|im_end|>"],
         pad_token_id=ids["<|endoftext|>"],
-        **own,
+        **head_settings,
     )
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(folder)
-    return sum(one.numel() for one in model.parameters())
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def make_tokenizer(folder: Path, vocabulary: Path | None) -> dict[str, int]:

@@ -111,7 +111,7 @@ def measure(step: str, folder: Path, load: Load) -> tuple[float, float, dict[str
         while not done.wait(0.1):
             with suppress(psutil.Error):
                 first = psutil.Process(child.pid)
-                peak[0] = max(peak[0], sum(memory_of(one) for one in (first, *first.children(recursive=True))))
+                peak[0] = max(peak[0], sum(memory_of(process) for process in (first, *first.children(recursive=True))))
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -183,8 +183,8 @@ def beside_vllm(folder: Path, load: Load) -> dict[str, Any]:
     for dtype in dtypes:
         models = {"asked": ModelConfig(path=str(folder), dtype=dtype)}
         log = folder.parent / "server.log"
-        with serve(models, serving, {}, log_file=log) as own, vllm(folder, load, serving, dtype) as (endpoint, socket):
-            servers = {"embedded": (own.endpoints["asked"], None), "vLLM": (endpoint, socket)}
+        with serve(models, serving, {}, log_file=log) as ours, vllm(folder, load, serving, dtype) as (endpoint, socket):
+            servers = {"embedded": (ours.endpoints["asked"], None), "vLLM": (endpoint, socket)}
             for place, uds in servers.values():
                 asyncio.run(ask(place, texts[:1], concurrency=1, form=free, socket=uds))
             for turn in range(2):
@@ -217,7 +217,7 @@ async def ask(
     """Ask all prompts, `concurrency` at a time, through a Unix socket if one is named; returns the generated tokens."""
     gate = asyncio.Semaphore(concurrency)
 
-    async def one(client: httpx.AsyncClient, prompt: str) -> int:
+    async def request(client: httpx.AsyncClient, prompt: str) -> int:
         body = {"model": endpoint.model, "messages": [{"role": "user", "content": prompt}], "max_tokens": NEW}
         async with gate:
             response = await client.post("/chat/completions", json=body | form(prompt))
@@ -229,7 +229,7 @@ async def ask(
     async with httpx.AsyncClient(
         base_url=endpoint.base_url, headers=headers, timeout=600, trust_env=False, transport=way
     ) as client:
-        return sum(await asyncio.gather(*[one(client, prompt) for prompt in prompts]))
+        return sum(await asyncio.gather(*[request(client, prompt) for prompt in prompts]))
 
 
 @contextmanager
@@ -260,7 +260,7 @@ def prompts(folder: Path, count: int) -> list[str]:
     from chimera.data.generated.tasks import generate
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tasks = [one.task for one in generate(count, seed=1, levels=[4])]
+    tasks = [generated_task.task for generated_task in generate(count, seed=1, levels=[4])]
     texts = [" ".join(section.text for section in task.context) * 4 for task in tasks]
     return [tokenizer.decode(tokenizer.encode(text).ids[:PROMPT]) for text in texts]
 
@@ -300,11 +300,11 @@ def _apart(model: Any, answer: Mapping[str, Any]) -> Any:
     import torch
 
     prompt, (choice,) = answer["prompt_token_ids"], answer["choices"]
-    told = torch.tensor([one["logprob"] for one in choice["logprobs"]["content"]])
+    server_log_probs = torch.tensor([token["logprob"] for token in choice["logprobs"]["content"]])
     with torch.inference_mode():
         logits = model(torch.tensor([prompt + choice["token_ids"]])).logits[0, len(prompt) - 1 : -1]
     chosen = torch.tensor(choice["token_ids"])[:, None]
-    return (told - torch.log_softmax(logits, -1).gather(1, chosen)[:, 0]).abs()
+    return (server_log_probs - torch.log_softmax(logits, -1).gather(1, chosen)[:, 0]).abs()
 
 
 def society(folder: Path, load: Load) -> dict[str, Any]:
@@ -371,7 +371,7 @@ def _sft(folder: Path, load: Load, rank: int) -> dict[str, Any]:
             return [report async for report in process.train(spec)]
 
     reports = asyncio.run(train())
-    return {"steps": sum(one["event"] == "step" for one in reports), "written": (out / "config.json").is_file()}
+    return {"steps": sum(report["event"] == "step" for report in reports), "written": (out / "config.json").is_file()}
 
 
 def ppo(folder: Path, load: Load) -> dict[str, Any]:

@@ -54,8 +54,8 @@ class Score:
 
 def measure(train_size: int = 4000, test_size: int = 3000) -> list[Score]:
     """All accuracies on `test_size` tasks of seed 0, learners after `train_size` tasks of seed 1."""
-    train = [made.task for made in generate(train_size, seed=1)]
-    test = [made.task for made in generate(test_size, seed=0)]
+    train = [generated_task.task for generated_task in generate(train_size, seed=1)]
+    test = [generated_task.task for generated_task in generate(test_size, seed=0)]
     return [*readers(test), *learned_readers(train, test), *shortcuts(train, test)]
 
 
@@ -120,7 +120,7 @@ def learned_readers(train: Sequence[ResearchTask], test: Sequence[ResearchTask])
 
 def reading_features(task: ResearchTask, blind_to: Aspect | None) -> list[float]:
     """Every finding in order and counts of kinds of findings, as numbers, with nothing about `blind_to`."""
-    asked, endpoint = asked_direction(task.goal), asked_endpoint(task.goal)
+    sign, endpoint = asked_direction(task.goal), asked_endpoint(task.goal)
     readings = list(read(task.brief()))
     directions = (0,) if blind_to == "direction" else (1, -1)
     classes = ("",) if blind_to == "significance" else CLASSES
@@ -130,7 +130,7 @@ def reading_features(task: ResearchTask, blind_to: Aspect | None) -> list[float]
 
     def kind(reading: Reading) -> tuple[int, str, str]:
         return (
-            0 if blind_to == "direction" else reading.direction * asked,
+            0 if blind_to == "direction" else reading.direction * sign,
             "" if blind_to == "significance" else reading.significance,
             "" if blind_to == "conflict" else reading.weight,
         )
@@ -164,13 +164,13 @@ def full_text(task: ResearchTask) -> str:
 
 def count_features(task: ResearchTask) -> list[float]:
     """Asked direction, p-values by class, extremes, cue words and length, with no notion of which belongs to which."""
-    text, asked = full_text(task), asked_direction(task.goal)
+    text, sign = full_text(task), asked_direction(task.goal)
     values = [float(value) for value in re.findall(r"p[=<](0\.\d+)", text)]
     lower, higher = len(re.findall(r"\blower\b", text)), len(re.findall(r"\bhigher\b", text))
     cues = [len(re.findall(cue, text)) for cue in (*CUES, *NEUTRAL_CUES)]
     return [
-        asked,
-        *((higher, lower) if asked > 0 else (lower, higher)),
+        sign,
+        *((higher, lower) if sign > 0 else (lower, higher)),
         sum(value < 0.05 for value in values),
         sum(0.05 <= value < 0.10 for value in values),
         sum(value >= 0.10 for value in values),

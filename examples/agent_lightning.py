@@ -46,8 +46,8 @@ class TrainerAgent(agl.LitAgent[dict[str, Any]]):
             assert isinstance(proxy, agl.ProxyLLM)
             url = proxy.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id)
             endpoints[slot] = Endpoint(f"{url}/v1", slot, self._key)
-        given = RolloutInput.load(task)
-        record, trace = await self._worker.rollout(Job(rollout.rollout_id, given, endpoints, {}, SupervisorChoice))
+        input_ = RolloutInput.load(task)
+        record, trace = await self._worker.rollout(Job(rollout.rollout_id, input_, endpoints, {}, SupervisorChoice))
         for span in trace:
             if span.name != EXCHANGE:
                 self.tracer.create_span(span.name, dict(span.attributes))
@@ -103,9 +103,13 @@ def models(servers: ModelServers) -> Any:
     return [
         {
             "model_name": slot,
-            "litellm_params": {"model": f"hosted_vllm/{one.model}", "api_base": one.base_url, "api_key": one.api_key},
+            "litellm_params": {
+                "model": f"hosted_vllm/{endpoint.model}",
+                "api_base": endpoint.base_url,
+                "api_key": endpoint.api_key,
+            },
         }
-        for slot, one in servers.endpoints.items()
+        for slot, endpoint in servers.endpoints.items()
     ]
 
 

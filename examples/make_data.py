@@ -26,13 +26,13 @@ def trials(rng: random.Random) -> list[dict[str, str]]:
         drug, disease, outcome = DRUGS[number % 6], DISEASES[number % 5], OUTCOMES[number // 30 + 2 * (number % 2)]
         verdict, people = VERDICTS[rng.randrange(5)], rng.randrange(60, 400)
         p_value = {"yes": "p=0.01", "no": "p=0.62", "maybe": "p=0.07"}[verdict]
-        found = {"yes": "was lower", "no": "was the same", "maybe": "tended to be lower"}[verdict]
+        change = {"yes": "was lower", "no": "was the same", "maybe": "tended to be lower"}[verdict]
         rows.append(
             {
                 "trial": f"T{number:03d}",
                 "question": f"Does {drug} lower the {outcome} in adults with {disease} (trial {number})?",
                 "summary": f"In trial {number}, {people} adults with {disease} received {drug} or placebo. "
-                f"The {outcome} {found} with {drug} than with placebo ({p_value}).",
+                f"The {outcome} {change} with {drug} than with placebo ({p_value}).",
                 "verdict": verdict,
                 "phase": str(2 + number % 3 // 2),
                 "year": str(2001 + number % 20),

@@ -28,13 +28,16 @@ class Mine:
         """Select, train, and leave the new weights to the gate."""
 
         async def choose(render: Render) -> Selected:
-            found = [one for episode in await bench.episodes() for one in candidates(episode, plan.roles)]
-            own = [one for one in found if one.conversation.weights_version == bench.versions[plan.slot]]
+            pool = [candidate for episode in await bench.episodes() for candidate in candidates(episode, plan.roles)]
+            version = bench.versions[plan.slot]
+            current = [candidate for candidate in pool if candidate.conversation.weights_version == version]
             highest: dict[str, float] = {}
-            for one in own:
-                highest[one.record.task_id] = max(one.reward, highest.get(one.record.task_id, one.reward))
-            best = [one for one in own if one.reward == highest[one.record.task_id]]
-            bench.view.note(f"{plan.name}: {len(best)} of {len(own)}; {len(found) - len(own)} are by other weights")
+            for candidate in current:
+                task, reward = candidate.record.task_id, candidate.reward
+                highest[task] = max(reward, highest.get(task, reward))
+            best = [candidate for candidate in current if candidate.reward == highest[candidate.record.task_id]]
+            stale = len(pool) - len(current)
+            bench.view.note(f"{plan.name}: {len(best)} of {len(current)}; {stale} are by other weights")
             return select(best, render, settings, plan.name)
 
         return await bench.fine_tune(plan, settings, choose)

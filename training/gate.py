@@ -58,15 +58,15 @@ async def evaluate(lab: "Lab", stage: str) -> list[RolloutRecord]:
     Raises:
         RunError: No rollout succeeded.
     """
-    wanted = inputs(lab.dataset, lab.config, stage)
-    found: dict[str, RolloutRecord] = {}
-    with lab.view.phase(f"{GATE}-{stage}", len(wanted), lab.policy_versions, table=False):
-        async with aclosing(lab.held_out(wanted, stage)) as answers:
+    stage_inputs = inputs(lab.dataset, lab.config, stage)
+    by_task: dict[str, RolloutRecord] = {}
+    with lab.view.phase(f"{GATE}-{stage}", len(stage_inputs), lab.policy_versions, table=False):
+        async with aclosing(lab.held_out(stage_inputs, stage)) as answers:
             async for record in answers:
-                found[record.task_id] = record
+                by_task[record.task_id] = record
                 lab.metrics.rollout(record)
                 lab.view.add(record)
-    records = [found[given.task.id] for given in wanted]
+    records = [by_task[input_.task.id] for input_ in stage_inputs]
     if all(record.status == "failed" for record in records):
         raise RunError(f"all {len(records)} rollouts on validation tasks failed; the first: {records[0].error}")
     figures = {key: value for key, value in summarize(records).items() if not isinstance(value, dict)}
@@ -99,17 +99,17 @@ class Gate:
             return True
         self._stages[phase] = await evaluate(lab, phase)
         # Thousands of resamples take tenths of a second. A thread keeps the live view running.
-        found = await asyncio.to_thread(self._compare, phase, self._rivals())
-        power = await asyncio.to_thread(self._power, found[0])
-        faults = list(dict.fromkeys(fault for one in found for fault in one.faults))
-        self._write(phase, found, power, kept=not faults)
-        verdicts = {one.before: one.verdict for one in found}
+        rivalries = await asyncio.to_thread(self._compare, phase, self._rivals())
+        power = await asyncio.to_thread(self._power, rivalries[0])
+        faults = list(dict.fromkeys(fault for rivalry in rivalries for fault in rivalry.faults))
+        self._write(phase, rivalries, power, live=not faults)
+        verdicts = {rivalry.before: rivalry.verdict for rivalry in rivalries}
         if faults:
             await lab.restore(policies.live(lab.run.events()).values())
             lab.run.ledger(ROLLED_BACK, phase=phase, policy=policy.dump(), verdicts=verdicts, reasons=faults)
             lab.view.decision(f"gate: {policy.version} was rolled back: {'; '.join(faults)}")
             return False
-        self._keep(phase, policy, _beside(found[0]), verdicts=verdicts)
+        self._keep(phase, policy, _beside(rivalries[0]), verdicts=verdicts)
         return True
 
     def summary(self) -> None:
@@ -117,44 +117,44 @@ class Gate:
         if not self._lab.config.gate.enabled:
             return
         rows: list[tuple[Rivalry, str]] = []
-        for phase, kept, before in self._decisions():
+        for phase, is_live, before in self._decisions():
             rivals = [rival for rival in dict.fromkeys((before, BASE)) if self._records(rival)]
             if rivals and self._records(phase):
-                rows += [(one, LIVE if kept else BACK) for one in self._compare(phase, rivals)]
+                rows += [(rivalry, LIVE if is_live else BACK) for rivalry in self._compare(phase, rivals)]
         if rows:
             self._lab.view.table(table(rows))
 
     def _rivals(self) -> list[str]:
         """The rivals of a new stage: the stage before, the base, and the best stage so far."""
-        kept = [stage for stage in self._kept() if self._records(stage)]
-        best = max(kept, key=lambda stage: _quality(self._records(stage)))
-        return [stage for stage in dict.fromkeys((kept[-1], BASE, best)) if stage in kept]
+        stages = [stage for stage in self._kept() if self._records(stage)]
+        best = max(stages, key=lambda stage: _quality(self._records(stage)))
+        return [stage for stage in dict.fromkeys((stages[-1], BASE, best)) if stage in stages]
 
     def _compare(self, phase: str, rivals: Sequence[str]) -> list[Rivalry]:
-        own, config = self._records(phase), self._lab.config
-        return [compare(self._records(rival), own, (rival, phase), config) for rival in rivals]
+        records, config = self._records(phase), self._lab.config
+        return [compare(self._records(rival), records, (rival, phase), config) for rival in rivals]
 
-    def _power(self, found: Rivalry) -> gate_power.Power | None:
-        return gate_power.observed(self._records(found.before), self._records(found.after), self._lab.config)
+    def _power(self, rivalry: Rivalry) -> gate_power.Power | None:
+        return gate_power.observed(self._records(rivalry.before), self._records(rivalry.after), self._lab.config)
 
     def _keep(self, phase: str, policy: Policy, why: str, **fields: Any) -> None:
         self._lab.run.ledger(WENT_LIVE, phase=phase, policy=policy.dump(), artifacts=[policy.folder], **fields)
         self._lab.view.decision(f"gate: {policy.version} is live, {why}")
 
-    def _write(self, phase: str, found: Sequence[Rivalry], power: gate_power.Power | None, *, kept: bool) -> None:
+    def _write(self, phase: str, rivalries: Sequence[Rivalry], power: gate_power.Power | None, *, live: bool) -> None:
         lab = self._lab
         file = lab.run.path / GATE / f"{phase}.json"
         file.parent.mkdir(exist_ok=True)
         content = {
             "phase": phase,
-            "kept": kept,
-            "comparisons": [one.dump() for one in found],
+            "kept": live,
+            "comparisons": [rivalry.dump() for rivalry in rivalries],
             "power": None if power is None else power.dump(),
         }
         file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        for one in found:
-            lab.metrics.log("gate", None, {"stage": phase, **_flat(one)})
-        lab.view.table(table([(one, LIVE if kept else BACK) for one in found]))
+        for rivalry in rivalries:
+            lab.metrics.log("gate", None, {"stage": phase, **_flat(rivalry)})
+        lab.view.table(table([(rivalry, LIVE if live else BACK) for rivalry in rivalries]))
         if power is not None:
             lab.view.note(f"gate: as the answers changed here, {power.words()}")
 
@@ -163,21 +163,22 @@ class Gate:
         live = BASE
         for event in self._lab.run.events():
             if event["event"] in (WENT_LIVE, ROLLED_BACK):
-                kept = event["event"] == WENT_LIVE
-                yield event["phase"], kept, live
-                live = event["phase"] if kept else live
+                is_live = event["event"] == WENT_LIVE
+                yield event["phase"], is_live, live
+                live = event["phase"] if is_live else live
 
     def _kept(self) -> list[str]:
         """The stages that were kept, in order. The last one is live."""
-        return [BASE, *(phase for phase, kept, _ in self._decisions() if kept)]
+        return [BASE, *(phase for phase, is_live, _ in self._decisions() if is_live)]
 
     def _records(self, stage: str) -> list[RolloutRecord]:
         """The validation rollouts of `stage`, in the order of the tasks; empty if some are missing."""
         if stage not in self._stages:
-            wanted = inputs(self._lab.dataset, self._lab.config, stage)
-            found = {data["task_id"]: RolloutRecord.load(data) for data in self._lab.run.rollouts(wanted[0].phase)}
-            complete = all(one.task.id in found for one in wanted)
-            self._stages[stage] = [found[one.task.id] for one in wanted] if complete else []
+            stage_inputs = inputs(self._lab.dataset, self._lab.config, stage)
+            rollouts = self._lab.run.rollouts(stage_inputs[0].phase)
+            by_task = {data["task_id"]: RolloutRecord.load(data) for data in rollouts}
+            complete = all(input_.task.id in by_task for input_ in stage_inputs)
+            self._stages[stage] = [by_task[input_.task.id] for input_ in stage_inputs] if complete else []
         return self._stages[stage]
 
 
@@ -195,46 +196,50 @@ def table(rows: Sequence[tuple[Rivalry, str]]) -> Table:
     shown.add_column("reward\ndifference", no_wrap=True)
     shown.add_column("right, %\npoints", no_wrap=True)
     shown.add_column("\nverdict", min_width=13)
-    for number, (one, fate) in enumerate(rows):
-        if number == 0 or rows[number - 1][0].after != one.after:
-            failed = f", {one.failed[1]} failed" if any(one.failed) else ""
-            reward = "-" if one.reward is None else f"{one.reward.after:z.3f}"
-            right = "-" if one.failed[1] == one.alignment.n else f"{100 * one.alignment.after:z.1f}"
-            shown.add_row(one.after, reward, right, f"{fate}{failed}", style="bold")
-        shown.add_row(f"  {one.before}", _cell(one.reward, 1, 3), _cell(one.alignment, 100, 1), one.verdict)
+    for number, (rivalry, fate) in enumerate(rows):
+        if number == 0 or rows[number - 1][0].after != rivalry.after:
+            failed = f", {rivalry.failed[1]} failed" if any(rivalry.failed) else ""
+            reward = "-" if rivalry.reward is None else f"{rivalry.reward.after:z.3f}"
+            right = "-" if rivalry.failed[1] == rivalry.alignment.n else f"{100 * rivalry.alignment.after:z.1f}"
+            shown.add_row(rivalry.after, reward, right, f"{fate}{failed}", style="bold")
+        measures = _cell(rivalry.reward, 1, 3), _cell(rivalry.alignment, 100, 1)
+        shown.add_row(f"  {rivalry.before}", *measures, rivalry.verdict)
     return shown
 
 
 COLOURS = {"better": "green", "worse": "red"}
 
 
-def _cell(one: Comparison | None, scale: float, digits: int) -> Text:
-    return Text("-") if one is None else Text(_difference(one, scale, digits), style=COLOURS.get(str(one.verdict), ""))
+def _cell(comparison: Comparison | None, scale: float, digits: int) -> Text:
+    if comparison is None:
+        return Text("-")
+    return Text(_difference(comparison, scale, digits), style=COLOURS.get(str(comparison.verdict), ""))
 
 
-def _difference(one: Comparison, scale: float, digits: int) -> str:
-    ends = [] if one.low is None or one.high is None else [one.low, one.high]
-    change, *around = (signed(scale * value, digits) for value in (one.difference, *ends))
+def _difference(comparison: Comparison, scale: float, digits: int) -> str:
+    ends = [] if comparison.low is None or comparison.high is None else [comparison.low, comparison.high]
+    change, *around = (signed(scale * value, digits) for value in (comparison.difference, *ends))
     return change + (f" [{', '.join(around)}]" if around else "")
 
 
-def _beside(found: Rivalry) -> str:
+def _beside(rivalry: Rivalry) -> str:
     """A comparison in a few words."""
-    reward = "" if found.reward is None else f"reward {_difference(found.reward, 1, 3)}, "
-    return f"{found.verdict} beside {found.before}: {reward}right {_difference(found.alignment, 100, 1)} points"
+    reward = "" if rivalry.reward is None else f"reward {_difference(rivalry.reward, 1, 3)}, "
+    return f"{rivalry.verdict} beside {rivalry.before}: {reward}right {_difference(rivalry.alignment, 100, 1)} points"
 
 
 def _quality(records: Sequence[RolloutRecord]) -> tuple[float, float]:
     """Sort key for the quality of a stage: right answers, then reward."""
-    found = summarize(records)
-    return found["alignment_rate"], found["reward"] or 0.0
+    figures = summarize(records)
+    return figures["alignment_rate"], figures["reward"] or 0.0
 
 
-def _flat(found: Rivalry) -> dict[str, Any]:
+def _flat(rivalry: Rivalry) -> dict[str, Any]:
     """The differences with their intervals by measure, for the metrics."""
-    values: dict[str, Any] = {"against": found.before, "verdict": found.verdict, "failed": found.failed[1]}
-    for name, one in (("reward", found.reward), ("alignment", found.alignment)):
-        if one is not None:
-            own = {"before": one.before, "after": one.after, "mean": one.difference, "low": one.low, "high": one.high}
-            values |= {f"{name}/{key}": value for key, value in {**own, "n": one.n, "verdict": one.verdict}.items()}
+    values: dict[str, Any] = {"against": rivalry.before, "verdict": rivalry.verdict, "failed": rivalry.failed[1]}
+    for name, comparison in (("reward", rivalry.reward), ("alignment", rivalry.alignment)):
+        if comparison is not None:
+            means = {"before": comparison.before, "after": comparison.after, "mean": comparison.difference}
+            test = {"low": comparison.low, "high": comparison.high, "n": comparison.n, "verdict": comparison.verdict}
+            values |= {f"{name}/{key}": value for key, value in {**means, **test}.items()}
     return values

@@ -43,14 +43,14 @@ class Power:
     rolled_back: dict[float, float]
 
     def dump(self) -> dict[str, Any]:
-        return asdict(self) | {"rolled_back": {f"{100 * true:+g}": one for true, one in self.rolled_back.items()}}
+        return asdict(self) | {"rolled_back": {f"{100 * true:+g}": share for true, share in self.rolled_back.items()}}
 
     def words(self) -> str:
-        lost = [100 * self.rolled_back[-one] for one in LOSSES]
-        gained = [100 * self.rolled_back[one] for one in GAINS]
+        lost = [100 * self.rolled_back[-loss] for loss in LOSSES]
+        gained = [100 * self.rolled_back[gain] for gain in GAINS]
         return (
-            f"with {self.tasks} tasks, true losses of {_listed([100 * one for one in LOSSES])} points are rolled back "
-            f"in {_listed(lost)} % of cases, true gains of {_listed([100 * one for one in GAINS])} points in "
+            f"with {self.tasks} tasks, true losses of {_listed([100 * loss for loss in LOSSES])} points are rolled "
+            f"back in {_listed(lost)} % of cases, true gains of {_listed([100 * gain for gain in GAINS])} points in "
             f"{_listed(gained)} %"
         )
 

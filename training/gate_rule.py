@@ -72,13 +72,14 @@ def compare(
     failed = [[record.status == "failed" for record in records] for records in (before, after)]
     changes = [new - old for old, new in zip(*failed, strict=True)]
     failures_p = sign_test(changes.count(1), changes.count(-1))
-    measures = [one for one in (reward, alignment) if one is not None]
-    faults = [fault for one in measures if (fault := _fault(one, stages[0], share=one is alignment)) is not None]
+    measures = [measure for measure in (reward, alignment) if measure is not None]
+    reasons = [_fault(measure, stages[0], share=measure is alignment) for measure in measures]
+    faults = [reason for reason in reasons if reason is not None]
     if failures_p < 1 - config.evaluation.confidence and sum(changes) > 0:
         faults.append(f"{sum(failed[1])} rollouts failed, {sum(failed[0])} of {stages[0]}")
         worse = True
     else:
-        worse = any(one.verdict == "worse" for one in measures)
+        worse = any(measure.verdict == "worse" for measure in measures)
     return Rivalry(
         *stages,
         reward=reward,
@@ -90,20 +91,20 @@ def compare(
     )
 
 
-def _fault(one: Comparison, rival: str, *, share: bool) -> str | None:
+def _fault(measure: Comparison, rival: str, *, share: bool) -> str | None:
     """Why a measure forbids the stage to go live; None if it does not."""
-    assert one.margin is not None
-    past = one.difference <= -one.margin
-    if one.verdict != "worse" and not past:
+    assert measure.margin is not None
+    past = measure.difference <= -measure.margin
+    if measure.verdict != "worse" and not past:
         return None
     scale, digits, name, unit = (100, 1, "right answers", " points") if share else (1, 3, "reward", "")
-    how = "significantly worse than" if one.verdict == "worse" else "below"
-    limit = f", past the margin of {scale * one.margin:.{digits}f}" if past else ""
-    return f"{name} {scale * one.difference:+z.{digits}f}{unit}, {how} {rival}{limit}"
+    how = "significantly worse than" if measure.verdict == "worse" else "below"
+    limit = f", past the margin of {scale * measure.margin:.{digits}f}" if past else ""
+    return f"{name} {scale * measure.difference:+z.{digits}f}{unit}, {how} {rival}{limit}"
 
 
 def _word(measures: Sequence[Comparison]) -> Verdict:
-    words = {one.verdict for one in measures}
+    words = {measure.verdict for measure in measures}
     if "better" in words:
         return "better"
     return "non-inferior" if words == {"non-inferior"} else "no difference shown"

@@ -55,10 +55,10 @@ class Pipeline(agl.Algorithm):
                     result = await self._learn(phase)
                 laps.lap(phase.name)
                 with lab.view.doing(f"the gate decides on {phase.name}"):
-                    kept = None if result.policy is None else await gate.decide(phase.name, result.policy)
+                    is_live = None if result.policy is None else await gate.decide(phase.name, result.policy)
                 laps.lap("gate")
             with lab.view.doing(f"recording what {phase.name} has made"):
-                self._finish(phase, result, kept)
+                self._finish(phase, result, is_live)
                 await self._seal()
         with lab.view.doing("comparing all stages"):
             await asyncio.to_thread(gate.summary)
@@ -101,13 +101,13 @@ class Pipeline(agl.Algorithm):
         for name in await asyncio.to_thread(seal, self._lab.run):
             self._lab.view.warn(f"{name} was changed after the run had written it")
 
-    def _finish(self, phase: Phase, result: Learned, kept: bool | None) -> None:
+    def _finish(self, phase: Phase, result: Learned, is_live: bool | None) -> None:
         run = self._lab.run
         file = run.rollouts_file(phase.name)
         artifacts = [file.relative_to(run.path)] if file.exists() else []
-        run.ledger("phase_finished", phase=phase.name, artifacts=artifacts, figures=dict(result.figures), kept=kept)
+        run.ledger("phase_finished", phase=phase.name, artifacts=artifacts, figures=dict(result.figures), kept=is_live)
         self._lab.metrics.log(phase.name, None, result.figures)
-        if result.policy is not None and kept:
+        if result.policy is not None and is_live:
             self._lab.metrics.artifact(result.policy)
 
 

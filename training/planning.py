@@ -73,8 +73,8 @@ class Machine:
 class Architecture:
     """A model's numbers, by the shapes of its tensors."""
 
-    def __init__(self, given: Mapping[str, Any], folder: Path) -> None:
-        shape, inner = read_shape(dict(given), folder), int(given["intermediate_size"])
+    def __init__(self, model_config: Mapping[str, Any], folder: Path) -> None:
+        shape, inner = read_shape(dict(model_config), folder), int(model_config["intermediate_size"])
         mlp = {f"model.layers.{layer}.mlp.gate_proj.weight": (inner, shape.hidden) for layer in range(shape.layers)}
         tensors = dict(expected_tensors(shape, mlp))
         in_layers = {name: size for name, size in tensors.items() if name.startswith("model.layers.")}
@@ -96,13 +96,14 @@ class Architecture:
             return cls(KNOWN[model.path], Path(model.path))
         file = locate(model.path) / "config.json"
         try:
-            given = read_json_object(file)
-            if model.kind == "vllm" and given.get("model_type") not in FAMILIES:
-                known = ", ".join(FAMILIES.values())
+            model_config = read_json_object(file)
+            if model.kind == "vllm" and model_config.get("model_type") not in FAMILIES:
+                families = ", ".join(FAMILIES.values())
                 raise ConfigError(
-                    f"{file} holds model_type {given.get('model_type')!r}, and plan knows {known}: name such a model"
+                    f"{file} holds model_type {model_config.get('model_type')!r}, and plan knows {families}: name such "
+                    "a model"
                 )
-            return cls(given, file.parent)
+            return cls(model_config, file.parent)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{file} does not tell the model's sizes ({type(error).__name__}: {error})") from error
 
@@ -122,8 +123,8 @@ class Architecture:
         each layer keeps its input, and one at a time all of it. The logits of a chunk are kept four times.
         """
         layer = 7 * self.hidden + 4 * (self.queries + self.keys + self.inner)
-        kept = self.layers * self.hidden + layer if recomputed else self.layers * layer
-        return FLOAT32 * (tokens * kept + 4 * min(tokens * self.vocab, max(LOGITS, self.vocab)))
+        numbers = self.layers * self.hidden + layer if recomputed else self.layers * layer
+        return FLOAT32 * (tokens * numbers + 4 * min(tokens * self.vocab, max(LOGITS, self.vocab)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,7 @@ class Room:
 
 def plan_run(config: Config, machine: Machine) -> list[Room]:
     """Each phase that trains weights, in the order of the run."""
-    models = {slot: Architecture.of(one) for slot, one in config.served().items() if one.has_weights}
+    models = {slot: Architecture.of(model) for slot, model in config.served().items() if model.has_weights}
     others = [*_run_and_servers(models, config, machine), *_vllm(models, config)]
     return [
         _room(name, settings, models[slot], others, config, machine)
@@ -182,7 +183,7 @@ def _room(
         return _lacking([*others, _learner(model, tried, len(machine.gpus))], machine)
 
     changes: dict[str, Any] = {}
-    if found := faults(tried := settings):
+    if shortages := faults(tried := settings):
         for key, value in _remedies(settings, len(machine.gpus), config.serving.context_length):
             tried, changes[key] = tried.model_copy(update={key: value}), value
             if not faults(tried):
@@ -191,9 +192,9 @@ def _room(
             changes = {}
     disk = _disk(model, settings)
     if machine.disk is not None and disk > machine.disk:
-        found.append(f"{gigabytes(disk)} on disk, of which {gigabytes(machine.disk)} are free")
+        shortages.append(f"{gigabytes(disk)} on disk, of which {gigabytes(machine.disk)} are free")
     needs = (*others, _learner(model, settings, len(machine.gpus)))
-    return Room(name, needs, disk, tuple(found), tuple(f"pipeline.{name}.{key}={changes[key]}" for key in changes))
+    return Room(name, needs, disk, tuple(shortages), tuple(f"pipeline.{name}.{key}={changes[key]}" for key in changes))
 
 
 def _run_and_servers(models: Mapping[str, Architecture], config: Config, machine: Machine) -> Iterator[Need]:
@@ -216,7 +217,7 @@ def _run_and_servers(models: Mapping[str, Architecture], config: Config, machine
 
 def _vllm(models: Mapping[str, Architecture], config: Config) -> Iterator[Need]:
     """The vLLM servers that the run starts. Their head is apart from the embedding (`chimera.serving.vllm.weights`)."""
-    served = {slot: one for slot, one in config.served().items() if one.kind == "vllm" and one.python}
+    served = {slot: model for slot, model in config.served().items() if model.kind == "vllm" and model.python}
     for slots in share(served, config.learning()):
         model, settings = models[slots[0]], served[slots[0]]
         number, cache = BYTES[settings.dtype], int(settings.cache_gib * GB)
@@ -295,21 +296,21 @@ def checkpoint_bytes(model: Architecture, settings: PpoSettings) -> int:
 
 def _lacking(needs: Sequence[Need], machine: Machine) -> list[str]:
     """What does not fit into memory, with figures; a GPU's is looked at during rollouts and during updates."""
-    host = sum(one.count * (one.parts["process"] + one.aside if one.gpus else one.each) for one in needs)
-    found = dict[str, list[int]]()
+    host = sum(need.count * (need.parts["process"] + need.aside if need.gpus else need.each) for need in needs)
+    shortages = dict[str, list[int]]()
     for gpu in sorted({gpu for need in needs for gpu in need.gpus}):
         here = [need for need in needs if gpu in need.gpus]
         if gpu >= len(machine.gpus):
-            found.setdefault(f"for {here[0].who}, and there are {len(machine.gpus)}", []).append(gpu)
+            shortages.setdefault(f"for {here[0].who}, and there are {len(machine.gpus)}", []).append(gpu)
             continue
         for time in ("updates", "rollouts"):
             there = [need for need in here if need.rests != time]
             size, who = sum(need.each - need.parts["process"] for need in there), " and ".join(n.who for n in there)
             if size > machine.gpus[gpu]:
                 text = f"for {who}: {gigabytes(size)}, of which {gigabytes(machine.gpus[gpu])} are free"
-                found.setdefault(text, []).append(gpu)
+                shortages.setdefault(text, []).append(gpu)
     memory = [f"{gigabytes(host)} of memory, of which {gigabytes(machine.memory)} are free"]
-    lacking = [f"GPU {', '.join(map(str, dict.fromkeys(gpus)))} {text}" for text, gpus in found.items()]
+    lacking = [f"GPU {', '.join(map(str, dict.fromkeys(gpus)))} {text}" for text, gpus in shortages.items()]
     return memory * (host > machine.memory) + lacking
 
 

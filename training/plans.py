@@ -48,12 +48,12 @@ def choose_names(text: str | None, config: Config) -> tuple[str, ...]:
     Raises:
         ConfigError: A name is unknown or repeated, or the list is empty.
     """
-    known = tuple(config.pipeline)
-    valid = f"the phases are {', '.join(known)}"
-    names = known if text is None else tuple(name.strip() for name in text.split(",") if name.strip())
+    entries = tuple(config.pipeline)
+    valid = f"the phases are {', '.join(entries)}"
+    names = entries if text is None else tuple(name.strip() for name in text.split(",") if name.strip())
     for name in names:
-        if name not in known:
-            near = get_close_matches(name, known, n=1)
+        if name not in entries:
+            near = get_close_matches(name, entries, n=1)
             raise ConfigError(f"there is no phase {name!r}{f', did you mean {near[0]}?' if near else ''}: {valid}")
     if not names:
         raise ConfigError(f"no phase is named: {valid}")
@@ -68,7 +68,7 @@ def make_phases(names: Sequence[str], config: Config, dataset: Dataset) -> list[
     Raises:
         ConfigError: A phase cannot run, or two phases contradict each other.
     """
-    found: list[Phase] = []
+    phases: list[Phase] = []
     for name in names:
         settings = config.pipeline[name]
         roles = expand(settings.roles, f"pipeline.{name}.roles")
@@ -76,13 +76,13 @@ def make_phases(names: Sequence[str], config: Config, dataset: Dataset) -> list[
         plan = PhasePlan(name, settings.algorithm, roles, slots)
         phase = Phase(plan, settings, find_algorithm(settings.algorithm)())
         _check_roles(phase, config)
-        found.append(phase)
-    _check_weights(found, config)
-    for phase in found:
+        phases.append(phase)
+    _check_weights(phases, config)
+    for phase in phases:
         phase.algorithm.check(phase.plan, phase.settings, config, dataset)
-    _check_owners(found)
-    _check_adapters(found, config)
-    return found
+    _check_owners(phases)
+    _check_adapters(phases, config)
+    return phases
 
 
 def check_rollouts(phases: Sequence[Phase], *, recorded: bool) -> None:
@@ -186,7 +186,7 @@ def _check_owners(phases: Sequence[Phase]) -> None:
 
 
 def _shared(first: PhasePlan, second: PhasePlan) -> str:
-    named: Mapping[str, str] = {one.name: ", ".join(one.roles) for one in (first, second)}
+    named: Mapping[str, str] = {phase.name: ", ".join(phase.roles) for phase in (first, second)}
     return (
         f"pipeline.{first.name} and pipeline.{second.name} would both train the weights of the slot {first.slot}, by "
         f"the answers of different roles ({'; '.join(f'{name}: {roles}' for name, roles in named.items())}): give one "

@@ -104,14 +104,14 @@ def synthesis_exams(levels: list[int], count: int) -> dict[str, list[Transcript]
     """Transcripts of held-out tasks of several studies, by who reads: one junior, all tools, or the refiner."""
     items = synthesis_tasks.generate(count, seed=EXAM_SEED, levels=levels)
     rng = random.Random(EXAM_SEED)
-    found: dict[str, list[Transcript]] = {"one junior": [], "all tools": [], "refiner": []}
+    exams: dict[str, list[Transcript]] = {"one junior": [], "all tools": [], "refiner": []}
     for item in items:
         name = rng.choice(JUNIORS)
-        found["one junior"].append(synthesis.researcher(item, name, synthesis.of_junior(item, name), TOOLS[name]))
-        found["all tools"].append(synthesis.researcher(item, synthesis.SOLO, synthesis.of_solo(item), OWN_TOOLS))
+        exams["one junior"].append(synthesis.researcher(item, name, synthesis.of_junior(item, name), TOOLS[name]))
+        exams["all tools"].append(synthesis.researcher(item, synthesis.SOLO, synthesis.of_solo(item), OWN_TOOLS))
         proposals = {name: synthesis.read(item, synthesis.of_junior(item, name).found) for name in JUNIORS}
-        found["refiner"].append(synthesis.refiner(item, proposals, rng))
-    return found
+        exams["refiner"].append(synthesis.refiner(item, proposals, rng))
+    return exams
 
 
 def exam_set(levels: list[int], count: int) -> list[Transcript]:
@@ -179,8 +179,8 @@ def main(argv: list[str]) -> int:
         fitter.fit(of_both(tokenizer, seed, options.levels, options.synthesis_share), report, done=options.done)
         save_copy()
         log.append({"part": len(parts), "steps": schedule.steps, "line": examine(model, tokenizer, exam).line()})
-        for reader, asked in synthesis_exams(options.levels, options.exam).items():
-            log.append({"part": len(parts), "reads": reader, "line": examine(model, tokenizer, asked).line()})
+        for reader, transcripts in synthesis_exams(options.levels, options.exam).items():
+            log.append({"part": len(parts), "reads": reader, "line": examine(model, tokenizer, transcripts).line()})
     print(json.dumps(log, indent=1))
     return 0
 

@@ -51,12 +51,12 @@ def examine(
     prompts = [render(tokenizer, t, len(t.messages) - 1, generation=True) for t in transcripts]
     truth = [Hypothesis.model_validate_json(t.messages[-1]["content"]) for t in transcripts]
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    given: dict[int, Hypothesis | None] = {}
+    answers: dict[int, Hypothesis | None] = {}
     for start in range(0, len(order), batch):
         rows = order[start : start + batch]
         for row, text in zip(rows, _generate(model, tokenizer, [prompts[i] for i in rows]), strict=True):
-            given[row] = _read(text)
-    pairs = [(given[i], truth[i]) for i in range(len(truth))]
+            answers[row] = _read(text)
+    pairs = [(answers[i], truth[i]) for i in range(len(truth))]
     per_label = {
         label: _share([g is not None and g.answer == t.answer for g, t in pairs if t.answer == label])
         for label in LABELS

@@ -39,8 +39,8 @@ def orthogonal(matrix: "Tensor") -> "Tensor":
     """The matrix (A, B) with all its singular values brought near 1."""
     a, b, c = COEFFICIENTS
     tall = matrix.shape[0] > matrix.shape[1]
-    found = (matrix.T if tall else matrix) / matrix.norm().clamp(min=1e-7)
+    estimate = (matrix.T if tall else matrix) / matrix.norm().clamp(min=1e-7)
     for _ in range(STEPS):
-        gram = found @ found.T
-        found = a * found + (b * gram + c * gram @ gram) @ found
-    return found.T if tall else found
+        gram = estimate @ estimate.T
+        estimate = a * estimate + (b * gram + c * gram @ gram) @ estimate
+    return estimate.T if tall else estimate

@@ -49,15 +49,15 @@ def searches(item: SynthesisTask, tools: Sequence[str], *, second: bool) -> Sear
     """Ask each tool by the subject's name; with `second` also by the second name, if what it found mentions it."""
     facts = item.facts
     first = [study for tool in tools for study in facts.studies if (study.tool, study.name) == (tool, "name")]
-    made = [(study.tool, facts.therapy, study) for study in first]
+    entries = [(study.tool, facts.therapy, study) for study in first]
     for before in first if second else ():
         if before.second_name:
-            made += [
+            entries += [
                 (study.tool, facts.second_name, study)
                 for study in facts.studies
                 if (study.tool, study.name) == (before.tool, "second name")
             ]
-    return Searches(tuple(made))
+    return Searches(tuple(entries))
 
 
 def of_junior(item: SynthesisTask, name: str) -> Searches:
@@ -84,10 +84,10 @@ def read(item: SynthesisTask, studies: Sequence[FoundStudy]) -> Hypothesis:
         last = "the largest disagree"
     else:
         last = f"largest {clause(deciding[0], facts.population)}"
-    clauses = [f"asked {facts.asked} in {facts.population}", *(clause(one, facts.population) for one in studies), last]
+    clauses = [clause(study, facts.population) for study in studies]
     return Hypothesis(
         evidence=[study.finding.sentence for study in studies],
-        comparison="; ".join(clauses),
+        comparison="; ".join((f"asked {facts.asked} in {facts.population}", *clauses, last)),
         claim=f"{facts.therapy} {VERB[answer]} {facts.asked} {facts.endpoint}",
         answer=cast(YesNoMaybe, answer),
     )
@@ -98,24 +98,24 @@ def clause(study: FoundStudy, population: str) -> str:
     who = f"{study.participants} {study.population}"
     if study.population != population:
         return f"{who}, other"
-    found = study.finding
-    return f"{who}, same, found {found.direction}, {found.statistic}, {found.significance}"
+    finding = study.finding
+    return f"{who}, same, found {finding.direction}, {finding.statistic}, {finding.significance}"
 
 
-def researcher(item: SynthesisTask, role: str, made: Searches, tools: Sequence[str]) -> Transcript:
+def researcher(item: SynthesisTask, role: str, visit: Searches, tools: Sequence[str]) -> Transcript:
     """A visit that searches, reads and answers."""
     goal = item.task.goal
     messages: list[Message] = opening(ROLES[role], goal)
-    for number, (tool, query, study) in enumerate(made.made):
+    for number, (tool, query, study) in enumerate(visit.made):
         function = {"name": tool, "arguments": dump({"query": query})}
         call = {"id": f"call{number}", "type": "function", "function": function}
         messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
         messages.append(tool_message(call["id"], {"results": [document(study)]}, goal))
-    messages.append(answered(read(item, made.found)))
+    messages.append(answered(read(item, visit.found)))
     return Transcript(role, tuple(messages), tuple(tools))
 
 
-def given(item: SynthesisTask, role: str, rng: random.Random) -> Transcript:
+def reader(item: SynthesisTask, role: str, rng: random.Random) -> Transcript:
     """A visit that is given all studies, and is asked about each population and direction in turn.
 
     Several answers to one reading make the most of a long prompt. Only the numbers and the population that are asked
@@ -124,8 +124,8 @@ def given(item: SynthesisTask, role: str, rng: random.Random) -> Transcript:
     facts = item.facts
     documents = rng.sample(facts.studies, len(facts.studies))
     populations = dict.fromkeys(study.population for study in facts.studies)
-    asked: list[tuple[str, Direction]] = [(population, way) for population in populations for way in WAYS]
-    first, *others = rng.sample(asked, len(asked))[:MOST_QUESTIONS]
+    questions: list[tuple[str, Direction]] = [(population, way) for population in populations for way in WAYS]
+    first, *others = rng.sample(questions, len(questions))[:MOST_QUESTIONS]
     prompt = opening(ROLES[role], ask(item, *first, rng), sources=[document(study) for study in documents])
     messages = [*prompt, answered(read(about(item, *first), documents))]
     for other in others:
@@ -134,16 +134,16 @@ def given(item: SynthesisTask, role: str, rng: random.Random) -> Transcript:
     return Transcript(role, tuple(messages))
 
 
-def about(item: SynthesisTask, population: str, asked: Direction) -> SynthesisTask:
+def about(item: SynthesisTask, population: str, direction: Direction) -> SynthesisTask:
     """The same studies with another question."""
-    return replace(item, facts=replace(item.facts, population=population, asked=asked))
+    return replace(item, facts=replace(item.facts, population=population, asked=direction))
 
 
-def ask(item: SynthesisTask, population: str, asked: Direction, rng: random.Random) -> str:
+def ask(item: SynthesisTask, population: str, direction: Direction, rng: random.Random) -> str:
     """A question about the studies of `item`."""
     facts = item.facts
     subject = Subject(facts.kind, facts.therapy, facts.comparator, "", "")
-    return write_question(rng, subject, facts.asked_endpoint, population, asked, facts.level)
+    return write_question(rng, subject, facts.asked_endpoint, population, direction, facts.level)
 
 
 def refiner(item: SynthesisTask, proposals: dict[str, Hypothesis], rng: random.Random) -> Transcript:
@@ -151,8 +151,8 @@ def refiner(item: SynthesisTask, proposals: dict[str, Hypothesis], rng: random.R
     author = rng.choice(JUNIORS)
     chosen = proposals[author]
     names = rng.sample(JUNIORS, len(JUNIORS))
-    found = {study.id: study for name in names for study in of_junior(item, name).found}
-    sources = sources_within([document(study) for study in found.values()], chosen.evidence, MOST_CHARS)
+    studies = {study.id: study for name in names for study in of_junior(item, name).found}
+    sources = sources_within([document(study) for study in studies.values()], chosen.evidence, MOST_CHARS)
     prompt = opening(
         ROLES[REFINER],
         item.task.goal,
@@ -161,7 +161,7 @@ def refiner(item: SynthesisTask, proposals: dict[str, Hypothesis], rng: random.R
         justification=f"the {author} quotes evidence that supports {chosen.answer}",
         feedback=feedback(rng, "the evidence does not decide the question"),
     )
-    answer = read(item, [found[source["id"]] for source in sources])
+    answer = read(item, [studies[source["id"]] for source in sources])
     return Transcript(REFINER, (*prompt, answered(answer)), TOOLS[REFINER])
 
 
@@ -180,7 +180,7 @@ def transcripts(item: SynthesisTask, rng: random.Random, habits: Habits) -> list
     elif kind < 0.45:
         first = researcher(item, SOLO, of_solo(item), OWN_TOOLS)
     else:
-        first = given(item, SOLO, rng)
+        first = reader(item, SOLO, rng)
     kind = rng.random()
     if kind < 0.3:
         return [first, refiner(item, proposals, rng)]

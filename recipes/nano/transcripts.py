@@ -83,11 +83,11 @@ def careless(item: GeneratedTask, rng: random.Random) -> Hypothesis:
 def hypothesis(item: GeneratedTask, findings: Sequence[Finding], answer: Label) -> Hypothesis:
     """Evidence, comparison, claim and answer in the small model's words."""
     facts = item.facts
-    found = "; ".join(f"found {f.direction}, {f.statistic}, {f.significance}" for f in findings)
+    results = "; ".join(f"found {f.direction}, {f.statistic}, {f.significance}" for f in findings)
     verb = {"yes": "gives", "no": "does not give", "maybe": "may give"}[answer]
     return Hypothesis(
         evidence=[f.sentence for f in findings],
-        comparison=f"asked {facts.asked}; {found}",
+        comparison=f"asked {facts.asked}; {results}",
         claim=f"{facts.therapy} {verb} {facts.asked} {facts.endpoint}",
         answer=cast(YesNoMaybe, answer),
     )
@@ -97,12 +97,12 @@ def transcripts(item: GeneratedTask, distractor: GeneratedTask, rng: random.Rand
     """One transcript of a junior and, at random, one of another role, drawn from `rng`."""
     author = rng.choice(JUNIORS)
     proposals = {name: propose(item, name, rng, habits) for name in JUNIORS}
-    made = [junior(item, distractor, author, proposals[author], rng)]
+    conversations = [junior(item, distractor, author, proposals[author], rng)]
     chosen = proposals[rng.choice(JUNIORS)]
-    made.append(
+    conversations.append(
         rng.choices((supervisor, refiner, designer), weights=(3, 4, 4))[0](item, proposals, chosen, rng, habits)
     )
-    return made
+    return conversations
 
 
 def propose(item: GeneratedTask, author: str, rng: random.Random, habits: Habits) -> Hypothesis:
@@ -124,8 +124,8 @@ def junior(
     role, goal, document = ROLES[author], item.task.goal, _document(item.task)
     final: Message = {"role": "assistant", "content": dump(answer.model_dump())}
     if rng.random() < given_share:
-        given = opening(role, goal, sources=[document])
-        return Transcript(author, (*given, final), TOOLS[author])
+        prompt = opening(role, goal, sources=[document])
+        return Transcript(author, (*prompt, final), TOOLS[author])
     query = rng.choice((f"{item.facts.therapy} {item.facts.endpoint}", item.facts.therapy))
     results = [document]
     if rng.random() < 0.1:

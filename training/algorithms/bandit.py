@@ -84,9 +84,9 @@ class _Rounds:
         episodes: list[Episode] = []
         for number in range(self._settings.rounds):
             await self._bench.publish(await asyncio.to_thread(self._save, policy, f"{plan.name}-{number}"))
-            found = await self._round(number)
-            episodes += found
-            examples = await asyncio.to_thread(policy.examples, _choices(found))
+            round_episodes = await self._round(number)
+            episodes += round_episodes
+            examples = await asyncio.to_thread(policy.examples, _choices(round_episodes))
             logged = [*logged, *examples]
             figures = await self._learn(policy, examples, logged, number + 1)
         if episodes:
@@ -117,10 +117,10 @@ class _Rounds:
     def _save(self, policy: "BanditPolicy", name: str) -> Policy:
         """Write the policy as `name` and record its hashes in the ledger."""
         (role,) = self._plan.roles
-        made = Policy.made("choice", role, name)
-        policy.save(self._bench.run.path / made.folder)
-        seal(self._bench.run, made.folder)
-        return made
+        saved_policy = Policy.made("choice", role, name)
+        policy.save(self._bench.run.path / saved_policy.folder)
+        seal(self._bench.run, saved_policy.folder)
+        return saved_policy
 
 
 def draw_tasks(phase: str, settings: BanditSettings, dataset: "Dataset", seed: int, number: int) -> list[RolloutInput]:

@@ -21,12 +21,12 @@ def estimate(settings: Settings, examples: Sequence[LoggedExample]) -> Mapping[s
     `_high` of its 95 % interval. `ess` is the effective sample size. `as_supervisor` is the share of choices in which
     policy and supervisor's model agree. A value that the log does not allow is None.
     """
-    known = [example for example in examples if example.event.propensities is not None]
-    if len({example.event.task_id for example in known}) < 2:
+    eligible = [example for example in examples if example.event.propensities is not None]
+    if len({example.event.task_id for example in eligible}) < 2:
         return {"ess": 0.0}
     judged: list[LoggedExample] = []
     outcomes: list[Array] = []
-    for fold, others in folds(known):
+    for fold, others in folds(eligible):
         policy = BanditPolicy(settings)
         policy.learn(others)
         judged += fold
@@ -43,14 +43,14 @@ def _figures(examples: Sequence[LoggedExample], outcomes: Array) -> dict[str, fl
     figures |= _flat("ips", off_policy.ips(log, target))
     figures |= _flat("snips", off_policy.snips(log, target) if weights.any() else None)
     figures |= _flat("dr", off_policy.doubly_robust(log, target, outcomes))
-    asked = [number for number, example in enumerate(examples) if example.event.preferred is not None]
-    if len({examples[number].event.task_id for number in asked}) < 2:
+    places = [number for number, example in enumerate(examples) if example.event.preferred is not None]
+    if len({examples[number].event.task_id for number in places}) < 2:
         return figures | _flat("gain", None) | {"as_supervisor": None}
-    preferred = np.array([_one_hot(examples[number]) for number in asked])
+    preferred = np.array([_one_hot(examples[number]) for number in places])
     gain = off_policy.doubly_robust_gain(
-        _log([examples[number] for number in asked]), target[asked], preferred, outcomes[asked]
+        _log([examples[number] for number in places]), target[places], preferred, outcomes[places]
     )
-    return figures | _flat("gain", gain) | {"as_supervisor": float((target[asked] * preferred).sum(axis=1).mean())}
+    return figures | _flat("gain", gain) | {"as_supervisor": float((target[places] * preferred).sum(axis=1).mean())}
 
 
 def _log(examples: Sequence[LoggedExample]) -> off_policy.Log:
@@ -66,7 +66,7 @@ def _one_hot(example: LoggedExample) -> list[float]:
     return [float(hypothesis["author"] == example.event.preferred) for hypothesis in example.event.hypotheses]
 
 
-def _flat(name: str, found: off_policy.Estimate | None) -> dict[str, float | None]:
-    if found is None:
+def _flat(name: str, estimate: off_policy.Estimate | None) -> dict[str, float | None]:
+    if estimate is None:
         return {name: None, f"{name}_low": None, f"{name}_high": None}
-    return {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
+    return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}

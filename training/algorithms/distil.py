@@ -88,7 +88,7 @@ async def draw(plan: PhasePlan, settings: DistilSettings, bench: Bench, render: 
         else:
             informative += answered.answer is not None and answered.answer.stance != state.conversation.stance
             examples.add(state, [answered], 1)
-    told = f"{counts.total()} of {len(states)} answers are left out, {len(examples)} are learned"
-    bench.view.note(f"{plan.name}: {told}; {informative} say something else than the role had said")
-    check_enough(plan.name, told, len(examples), settings.min_examples, draws=False)
+    summary = f"{counts.total()} of {len(states)} answers are left out, {len(examples)} are learned"
+    bench.view.note(f"{plan.name}: {summary}; {informative} say something else than the role had said")
+    check_enough(plan.name, summary, len(examples), settings.min_examples, draws=False)
     return examples.selected({"states": len(states), "informative": informative, **counts, **bench.spent()})

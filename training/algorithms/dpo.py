@@ -93,23 +93,23 @@ async def draw(plan: PhasePlan, settings: DpoSettings, bench: Bench, _: Render) 
     states = await collect_states(plan, settings.tasks, bench)
     values = Values(settings.reward, how_valued(plan, settings.reward, settings.value, bench.config), bench)
     groups = await grow(bench, values, states, settings.answers, seed=seed, version=version)
-    made = await asyncio.to_thread(all_pairs, groups, settings.pairs, settings.keep_right, seed)
-    fitting = [pair for pair in made if pair.length <= settings.max_length]
+    pairs = await asyncio.to_thread(all_pairs, groups, settings.pairs, settings.keep_right, seed)
+    fitting = [pair for pair in pairs if pair.length <= settings.max_length]
     is_held = hold_out((group.state for group in groups if group.informs), settings.held_out, seed)
-    train, held = ([pair for pair in fitting if is_held(pair) is wanted] for wanted in (False, True))
+    train, held = ([pair for pair in fitting if is_held(pair) is side] for side in (False, True))
     figures: dict[str, Any] = group_figures(groups)
     counts = {
         **figures,
         "pairs": len(train),
         "pairs/held_out": len(held),
-        "pairs/too_long": len(made) - len(fitting),
+        "pairs/too_long": len(pairs) - len(fitting),
         **{f"pairs/{kind}": count for kind, count in Counter(pair.kind for pair in train).items()},
     }
     stale = sum(group.left_out["stale"] for group in groups)
-    told = (
+    summary = (
         f"{figures['branches/informative']} of {len(states)} prompts have answers of different worth, which gives "
         f"{len(train)} pairs and {len(held)} held-out ones"
     )
-    bench.view.note(f"{plan.name}: {told}; {stale} answers by other weights than {version} are left out")
-    check_enough(plan.name, told, len(train), settings.min_examples)
+    bench.view.note(f"{plan.name}: {summary}; {stale} answers by other weights than {version} are left out")
+    check_enough(plan.name, summary, len(train), settings.min_examples)
     return PairSet(tuple(train), tuple(held), {**counts, **bench.spent()})

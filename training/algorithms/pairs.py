@@ -73,7 +73,7 @@ def by_worth(group: AnswerGroup, most: int) -> list[AnswerPair]:
 
     No answer stands in two pairs, and no pair has answers of equal worth.
     """
-    ranked = sorted(_different(group), key=lambda one: -one.worth.value)
+    ranked = sorted(_different(group), key=lambda valued: -valued.worth.value)
     ends = zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False)
     pairs = [(best, worst) for best, worst in ends if best.worth.value > worst.worth.value]
     return [AnswerPair(group.state, best.call, worst.call, "worth") for best, worst in pairs[:most]]
@@ -87,10 +87,10 @@ def that_keep(group: AnswerGroup) -> Iterator[AnswerPair]:
     handed = group.state.call.handed
     if handed is None or handed != group.state.episode.record.label:
         return
-    ranked = sorted(_different(group), key=lambda one: -one.worth.value)
-    said = [(one.call, answer.stance) for one in ranked if (answer := one.call.answer) is not None]
-    keeping = [call for call, stance in said if stance == handed]
-    for changing in (call for call, stance in reversed(said) if stance != handed):
+    ranked = sorted(_different(group), key=lambda valued: -valued.worth.value)
+    stances = [(valued.call, answer.stance) for valued in ranked if (answer := valued.call.answer) is not None]
+    keeping = [call for call, stance in stances if stance == handed]
+    for changing in (call for call, stance in reversed(stances) if stance != handed):
         for call in keeping:
             yield AnswerPair(group.state, call, changing, "keeps")
 
@@ -104,8 +104,8 @@ def all_pairs(groups: Sequence[AnswerGroup], most: int, keep_right: float, seed:
             more, it is drawn which ones are left out.
     """
     worth = [pair for group in groups if group.informs for pair in by_worth(group, most)]
-    known = {_identity(pair) for pair in worth}
-    further = (next((pair for pair in that_keep(group) if _identity(pair) not in known), None) for group in groups)
+    identities = {_identity(pair) for pair in worth}
+    further = (next((pair for pair in that_keep(group) if _identity(pair) not in identities), None) for group in groups)
     keeping = [pair for pair in further if pair is not None]
     limit = round(keep_right * len(worth))
     if len(keeping) > limit:
@@ -136,7 +136,7 @@ def hold_out(states: Iterable[State], share: float, seed: int) -> Callable[[Answ
 
 def _different(group: AnswerGroup) -> list[Valued]:
     """The group's answers whose tokens differ, in the order in which they were drawn."""
-    return list({one.call.response_ids: one for one in reversed(group.answers)}.values())[::-1]
+    return list({valued.call.response_ids: valued for valued in reversed(group.answers)}.values())[::-1]
 
 
 def _identity(pair: AnswerPair) -> tuple[object, ...]:

@@ -82,20 +82,20 @@ async def draw(plan: PhasePlan, settings: RejectionSettings, bench: Bench, rende
     examples, right = Examples(render, settings.max_length), 0
     for group in groups:
         label = group.state.episode.record.label
-        good = [one for one in group.answers if is_right(one.call, label, settings.right)]
+        good = [valued for valued in group.answers if is_right(valued.call, label, settings.right)]
         right += len(good)
         examples.add(group.state, best_first(good), settings.keep)
     counts: dict[str, Any] = {**group_figures(groups), "branches/right": right}
     drawn, stale = counts["branches/answers"], sum(group.left_out["stale"] for group in groups)
-    told = f"{right} of {drawn} answers to {len(states)} prompts are right, {len(examples)} are learned"
-    bench.view.note(f"{plan.name}: {told}; {stale} answers by other weights than {version} are left out")
-    check_enough(plan.name, told, len(examples), settings.min_examples)
+    summary = f"{right} of {drawn} answers to {len(states)} prompts are right, {len(examples)} are learned"
+    bench.view.note(f"{plan.name}: {summary}; {stale} answers by other weights than {version} are left out")
+    check_enough(plan.name, summary, len(examples), settings.min_examples)
     return examples.selected({**counts, **bench.spent()})
 
 
 def best_first(answers: Sequence[Valued]) -> list[Call]:
     """The answers by their worth, those of equal worth in the order in which they were drawn."""
-    return [one.call for one in sorted(answers, key=lambda one: -one.worth.value)]
+    return [valued.call for valued in sorted(answers, key=lambda valued: -valued.worth.value)]
 
 
 def is_right(call: Call, label: Label, right: str) -> bool:
@@ -103,5 +103,5 @@ def is_right(call: Call, label: Label, right: str) -> bool:
     answer = call.answer
     if answer is None or call.asked is None:
         return False
-    said = right in ("quotes", "any") or answer.stance == label
-    return said and (right in ("label", "any") or not missing_quotes(answer.quotes, texts_read(call.asked.messages)))
+    fits = right in ("quotes", "any") or answer.stance == label
+    return fits and (right in ("label", "any") or not missing_quotes(answer.quotes, texts_read(call.asked.messages)))

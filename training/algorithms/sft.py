@@ -38,17 +38,17 @@ async def choose(plan: PhasePlan, settings: SftSettings, bench: Bench, render: R
     Raises:
         RunError: A trace cannot be read, or too few conversations are left.
     """
-    found: list[Candidate] = []
+    pool: list[Candidate] = []
     for episode in await bench.episodes():
         # One thread call per rollout: the event loop stays free, and an interrupted run waits for at most one trace.
-        found += await asyncio.to_thread(candidates, episode, plan.roles)
+        pool += await asyncio.to_thread(candidates, episode, plan.roles)
     version = bench.versions[plan.slot]
-    own = [candidate for candidate in found if candidate.conversation.weights_version == version]
-    selection = await asyncio.to_thread(select, own, render, settings, plan.name)
-    figures: dict[str, Any] = {**selection.figures, "stale": len(found) - len(own)}
+    current = [candidate for candidate in pool if candidate.conversation.weights_version == version]
+    selection = await asyncio.to_thread(select, current, render, settings, plan.name)
+    figures: dict[str, Any] = {**selection.figures, "stale": len(pool) - len(current)}
     of_role = ", ".join(f"{role} {count}" for role, count in figures["selected_by_role"].items())
     bench.view.note(
-        f"{plan.name}: {figures['selected']} of {len(own)} conversations ({of_role}), mean reward "
+        f"{plan.name}: {figures['selected']} of {len(current)} conversations ({of_role}), mean reward "
         f"{figures['reward_of_selected']:.3f} (of all {figures['reward_of_candidates']:.3f})"
     )
     if figures["stale"]:

@@ -96,33 +96,33 @@ async def draw(
     good = {group.state.name: _right(group.state, group.answers, settings) for group in groups}
     unsolved = [group.state for group in groups if not good[group.state.name]]
     helped = await asyncio.gather(*(hinted(bench, values, state, settings.hints, version) for state in unsolved))
-    found = {group.state.name: _right(group.state, group.answers, settings) for group in helped}
+    from_hints = {group.state.name: _right(group.state, group.answers, settings) for group in helped}
     examples = Examples(render, settings.max_length)
     for group in groups:
         name = group.state.name
-        examples.add(group.state, best_first(good[name] or found[name]), settings.keep)
+        examples.add(group.state, best_first(good[name] or from_hints[name]), settings.keep)
     counts: dict[str, Any] = {
         **group_figures(groups),
         "branches/right": sum(map(len, good.values())),
         "unsolved": len(unsolved),
         "hinted/answers": sum(len(group.answers) for group in helped),
         **{f"hinted/{why}": sum(group.left_out[why] for group in helped) for why in ("stale", "unvalued")},
-        "hinted/right": sum(map(len, found.values())),
-        "hinted/solved": sum(map(bool, found.values())),
+        "hinted/right": sum(map(len, from_hints.values())),
+        "hinted/solved": sum(map(bool, from_hints.values())),
     }
-    told = (
+    summary = (
         f"{len(states) - len(unsolved)} of {len(states)} prompts have a right answer, a hint gives "
         f"{counts['hinted/solved']} more, {len(examples)} answers are learned"
     )
     stale = sum(group.left_out["stale"] for group in (*groups, *helped))
-    bench.view.note(f"{title}: {told}; {stale} answers by other weights than {version} are left out")
-    check_enough(plan.name, told, len(examples), settings.min_examples)
+    bench.view.note(f"{title}: {summary}; {stale} answers by other weights than {version} are left out")
+    check_enough(plan.name, summary, len(examples), settings.min_examples)
     return examples.selected(counts)
 
 
 def _right(state: State, answers: Sequence[Valued], settings: StarSettings) -> list[Valued]:
     label = state.episode.record.label
-    return [one for one in answers if is_right(one.call, label, settings.right)]
+    return [valued for valued in answers if is_right(valued.call, label, settings.right)]
 
 
 async def hinted(bench: Bench, values: Values, state: State, k: int, version: str) -> AnswerGroup:
@@ -142,18 +142,20 @@ async def hinted(bench: Bench, values: Values, state: State, k: int, version: st
     offered = {"tools": call.asked.tools or (), "response_format": call.asked.response_format}
     slot = bench.config.slot(call.role)
     draws = [random.Random(f"{bench.config.seed}/{HINT}/{state.name}/{number}").getrandbits(31) for number in range(k)]
-    made = await asyncio.gather(*(bench.ask(slot, messages, seed=seed, **offered) for seed in draws))
-    own = [call.answered(completion) for completion in made if completion.weights_version == version]
-    worths = await asyncio.gather(*(values.of(state, one) for one in own))
-    kept = [Valued(one, worth) for one, worth in zip(own, worths, strict=True) if worth is not None]
-    return AnswerGroup(state, tuple(kept), {"stale": k - len(own), "unvalued": len(own) - len(kept)})
+    completions = await asyncio.gather(*(bench.ask(slot, messages, seed=seed, **offered) for seed in draws))
+    answers = [call.answered(completion) for completion in completions if completion.weights_version == version]
+    worths = await asyncio.gather(*(values.of(state, answer) for answer in answers))
+    valued_answers = [Valued(answer, worth) for answer, worth in zip(answers, worths, strict=True) if worth is not None]
+    return AnswerGroup(
+        state, tuple(valued_answers), {"stale": k - len(answers), "unvalued": len(answers) - len(valued_answers)}
+    )
 
 
 def with_hint(messages: Sequence[Message], label: str) -> list[Message]:
     """The messages of a prompt with one more key in the JSON object of its first user message, before the goal."""
-    found = [dict(message) for message in messages]
-    first = next(message for message in found if message["role"] == "user")
+    copies = [dict(message) for message in messages]
+    first = next(message for message in copies if message["role"] == "user")
     payload = json.loads(first["content"])
     goal = payload.pop("goal")
     first["content"] = dump({**payload, HINT: label, "goal": goal})
-    return found
+    return copies

@@ -49,19 +49,21 @@ class Lesson:
             ModelError: A model's server failed.
             RunError: A call cannot be asked again.
         """
-        told = await TEACHERS[teacher](self, state)
-        if told is None:
+        reply = await TEACHERS[teacher](self, state)
+        if reply is None:
             return "stale"
-        if (answer := told.answer) is None:
+        if (answer := reply.answer) is None:
             return "unreadable"
-        assert told.asked is not None
-        return "misquoting" if missing_quotes(answer.quotes, texts_read(told.asked.messages)) else told
+        assert reply.asked is not None
+        return "misquoting" if missing_quotes(answer.quotes, texts_read(reply.asked.messages)) else reply
 
     async def asked(self, slot: str, state: State, **options: Any) -> Completion:
         """The answer of a slot's model to the messages of the recorded prompt, in the form that was asked for."""
-        asked, seed = state.call.asked, self.bench.config.seed
-        assert asked is not None  # States are calls of a trace.
-        return await self.bench.ask(slot, asked.messages, response_format=asked.response_format, seed=seed, **options)
+        exchange, seed = state.call.asked, self.bench.config.seed
+        assert exchange is not None  # States are calls of a trace.
+        return await self.bench.ask(
+            slot, exchange.messages, response_format=exchange.response_format, seed=seed, **options
+        )
 
     @property
     def version(self) -> str:
@@ -77,18 +79,18 @@ async def _greedy(lesson: Lesson, state: State) -> Call | None:
 
 async def _vote(lesson: Lesson, state: State) -> Call | None:
     drawn = await lesson.bench.branch(state.call, lesson.answers, seed=lesson.bench.config.seed)
-    own = [call for call in drawn if call.weights_version == lesson.version]
-    return elected(own) if own else None
+    answers = [call for call in drawn if call.weights_version == lesson.version]
+    return elected(answers) if answers else None
 
 
 async def _slot(lesson: Lesson, state: State) -> Call:
     # It is offered no tools, because it is to answer now.
-    told = state.call.answered(await lesson.asked(lesson.slot, state))
-    if told.answer is None:
-        return told
+    reply = state.call.answered(await lesson.asked(lesson.slot, state))
+    if reply.answer is None:
+        return reply
     # A model of another kind may put a fence around its JSON, which is not to be learned.
-    text = _text(told)
-    return rewritten(told, json.loads(text[text.index("{") : text.rindex("}") + 1]))
+    text = _text(reply)
+    return rewritten(reply, json.loads(text[text.index("{") : text.rindex("}") + 1]))
 
 
 async def _society(lesson: Lesson, state: State) -> Call:

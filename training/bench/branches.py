@@ -36,26 +36,26 @@ async def ask_again(
         RunError: The call's exchange is not known, or the server read other tokens than the call's.
         ModelError: The model's server failed.
     """
-    asked = call.asked
-    if asked is None:
+    exchange = call.asked
+    if exchange is None:
         raise RunError(f"{_name(call)} cannot be asked again: its exchange is not in a trace")
     slot = config.slot(call.role)
-    options = {"tools": asked.tools or (), "response_format": asked.response_format}
-    found: list[Call] = []
-    while len(found) < k:
-        made = await side.make(
+    options = {"tools": exchange.tools or (), "response_format": exchange.response_format}
+    branches: list[Call] = []
+    while len(branches) < k:
+        side_call = await side.make(
             "branch",
             slot,
             versions[slot],
-            asked.messages,
+            exchange.messages,
             about={"rollout_id": call.rollout_id, "response_id": call.response_id},
-            n=min(k - len(found), MOST_AT_ONCE),
-            seed=_seed(seed, call, len(found)),
+            n=min(k - len(branches), MOST_AT_ONCE),
+            seed=_seed(seed, call, len(branches)),
             log_probs=log_probs,
             **options,
         )
-        found += _answers(call, made.response)
-    return found[:k]
+        branches += _answers(call, side_call.response)
+    return branches[:k]
 
 
 def _answers(call: Call, response: Mapping[str, Any]) -> list[Call]:
@@ -70,9 +70,9 @@ def _answers(call: Call, response: Mapping[str, Any]) -> list[Call]:
             f"{len(call.prompt_ids)}, or other ones; was the chat template changed?"
         )
     version = response.get("weights_version")
-    found: list[Call] = []
+    branches: list[Call] = []
     for choice in choices:
-        name = f"{response.get('id') or 'branch'}/{choice.get('index', len(found))}"
+        name = f"{response.get('id') or 'branch'}/{choice.get('index', len(branches))}"
         branch = replace(
             call,
             response_id=name,
@@ -82,13 +82,13 @@ def _answers(call: Call, response: Mapping[str, Any]) -> list[Call]:
             outcome=False,
             asked=replace(call.asked, response_id=name, choice=choice, weights_version=version),
         )
-        found.append(branch)
-    return found
+        branches.append(branch)
+    return branches
 
 
-def _seed(seed: int, call: Call, found: int) -> int:
+def _seed(seed: int, call: Call, offset: int) -> int:
     """The request's seed: of the prompt's tokens and not of ids, which differ between runs with one seed."""
-    digest = hashlib.sha256(f"{seed}/{found}/{call.role}/{call.prompt_ids}".encode()).digest()
+    digest = hashlib.sha256(f"{seed}/{offset}/{call.role}/{call.prompt_ids}".encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1
 
 

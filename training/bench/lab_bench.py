@@ -109,8 +109,8 @@ class LabBench:
             raise RunError(
                 f"{self._phase} asks the model of the slot {slot!r}, which is not served: there are {served}"
             )
-        made = await self._side.make("ask", slot, self.versions[slot], messages, **options)
-        return read_completions(made.response, f"model {slot!r}")[0]
+        side_call = await self._side.make("ask", slot, self.versions[slot], messages, **options)
+        return read_completions(side_call.response, f"model {slot!r}")[0]
 
     async def fine_tune(
         self,

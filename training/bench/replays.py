@@ -60,13 +60,13 @@ class Replays:
         async with self._making[rollout_id]:
             if rollout_id in self._known:
                 return lab.episode(self._known[rollout_id])
-            async with self._starting, lab.candidates.serve(policies) as beside:
+            async with self._starting, lab.candidates.serve(policies) as candidates:
                 start = await self._start(episode, at, instead)
                 self._note({"rollout_id": rollout_id, **about})
                 input_ = RolloutInput(self._task(record), self._label, record.repeat, record.seed)
-                made = await lab.replay(rollout_id, input_, beside, start)
-                self._known[rollout_id] = made.record
-                return made
+                replay = await lab.replay(rollout_id, input_, candidates, start)
+                self._known[rollout_id] = replay.record
+                return replay
 
     def spent(self) -> dict[str, float]:
         """How many replays the phase has made, and their tokens; the rebuilt part of each costs nothing."""
@@ -74,7 +74,7 @@ class Replays:
             return {}
         tokens = [used for record in self._known.values() for used in record.tokens.items()]
         prices = self._lab.config.evaluation.prices
-        found: dict[str, float] = {
+        figures: dict[str, float] = {
             "replays": len(self._known),
             "replay_prompt_tokens": sum(used["prompt"] for _, used in tokens),
             "replay_completion_tokens": sum(used["completion"] for _, used in tokens),
@@ -85,8 +85,8 @@ class Replays:
                 for slot, used in tokens
                 if slot in prices
             )
-            found["replay_usd"] = sum(usd) / 1e6
-        return found
+            figures["replay_usd"] = sum(usd) / 1e6
+        return figures
 
     async def _start(self, episode: Episode, at: str, instead: Mapping[str, Any]) -> "Start":
         """What the society had done before `at`, with `instead` in place of what it was."""

@@ -118,7 +118,7 @@ class SideCalls:
 
     def spent(self) -> dict[str, float]:
         """Requests, answers, tokens and, for slots with a price, US dollars: of the whole phase, recorded ones too."""
-        found: dict[str, float] = {}
+        totals: dict[str, float] = {}
         for call in self._known.values():
             read, written = call.tokens()
             amounts: dict[str, float] = {
@@ -130,8 +130,8 @@ class SideCalls:
             if price := self._config.evaluation.prices.get(call.slot):
                 amounts[f"{call.kind}_usd"] = (read * price[0] + written * price[1]) / 1e6
             for name, amount in amounts.items():
-                found[name] = found.get(name, 0) + amount
-        return found
+                totals[name] = totals.get(name, 0) + amount
+        return totals
 
     async def _answer(self, slot: str, request: Mapping[str, Any]) -> dict[str, Any]:
         where = self._model.where(slot)

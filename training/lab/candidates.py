@@ -51,7 +51,7 @@ class ServedCandidates:
         """
         if len({policy.place for policy in policies}) < len(policies):
             raise RunError(
-                f"{', '.join(one.version for one in policies)} are to work together: one for each place only"
+                f"{', '.join(policy.version for policy in policies)} are to work together: one for each place only"
             )
         models: dict[str, str] = {}
         chooser = None

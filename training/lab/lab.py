@@ -134,14 +134,14 @@ class Lab:
         await asyncio.to_thread(self.live.put, policy)
         self.policy_versions = await asyncio.to_thread(self.live.versions)
 
-    async def restore(self, wanted: Iterable[Policy]) -> None:
-        """Make exactly `wanted` live; every other place becomes what it was when the run began.
+    async def restore(self, chosen_policies: Iterable[Policy]) -> None:
+        """Make exactly `chosen_policies` live; every other place becomes what it was when the run began.
 
         Raises:
             ModelError: See `put_live`.
             RunError: See `put_live`.
         """
-        await asyncio.to_thread(self.live.restore, list(wanted))
+        await asyncio.to_thread(self.live.restore, list(chosen_policies))
         self.policy_versions = await asyncio.to_thread(self.live.versions)
 
     def episode(self, record: RolloutRecord, spans: Sequence[Span] | None = None) -> Episode:
@@ -170,8 +170,8 @@ class Lab:
         def job(input_: RolloutInput) -> Job:
             return Job(new_id("ev"), input_, sampled, versions, selector)
 
-        async with aclosing(self._made(inputs, job)) as made:
-            async for record, _ in made:
+        async with aclosing(self._made(inputs, job)) as stream:
+            async for record, _ in stream:
                 yield record
 
     async def rollouts(
@@ -191,23 +191,23 @@ class Lab:
             UnreachableError: A model server cannot be reached.
             ModelError: A candidate's weights do not fit the model that they are to replace.
         """
-        named = [replace(given, phase=phase_of(given.phase, instead)) for given in inputs]
+        named = [replace(input_, phase=phase_of(input_.phase, instead)) for input_ in inputs]
         # Closed at once when the caller stops early: until then the candidates are served.
-        async with self.candidates.serve(instead) as beside:
-            job = partial(self._job, beside=beside, mode=mode)
-            async with aclosing(self._made(named, job)) as made:
-                async for record, trace in made:
+        async with self.candidates.serve(instead) as candidates:
+            job = partial(self._job, candidates=candidates, mode=mode)
+            async with aclosing(self._made(named, job)) as stream:
+                async for record, trace in stream:
                     if trace is not None:
                         self._tell(record)
                     yield self.episode(record, trace)
 
-    async def replay(self, rollout_id: str, input_: RolloutInput, beside: Beside, start: Start) -> Episode:
+    async def replay(self, rollout_id: str, input_: RolloutInput, candidates: Beside, start: Start) -> Episode:
         """Go on from a recorded rollout, with candidates beside what is live.
 
         Raises:
             ChimeraError: See `rollouts`.
         """
-        job = replace(self._job(input_, beside=beside, mode="train"), rollout_id=rollout_id, start=start)
+        job = replace(self._job(input_, candidates=candidates, mode="train"), rollout_id=rollout_id, start=start)
         return self.episode(*await self.crew.rollout(job))
 
     async def _made(
@@ -221,18 +221,18 @@ class Lab:
                 missing.append(job(input_))
             else:
                 yield record, None
-        async with aclosing(self.crew.rollouts(missing)) as made:
-            async for record, trace in made:
+        async with aclosing(self.crew.rollouts(missing)) as stream:
+            async for record, trace in stream:
                 self._records.note(record)
                 yield record, trace
 
-    def _job(self, input_: RolloutInput, *, beside: Beside, mode: Literal["train", "val"]) -> Job:
-        selection = beside.chooser or self.live.selection(self.config.rollouts.exploration)
+    def _job(self, input_: RolloutInput, *, candidates: Beside, mode: Literal["train", "val"]) -> Job:
+        selection = candidates.chooser or self.live.selection(self.config.rollouts.exploration)
         return Job(
             rollout_id=new_id("ro"),
             input=input_,
-            endpoints=self._endpoints(beside.models),
-            versions={**self.policy_versions, **beside.versions},
+            endpoints=self._endpoints(candidates.models),
+            versions={**self.policy_versions, **candidates.versions},
             selector=partial(make_selector, selection, greedy=mode == "val"),
             scored=self._scored,
             mode=mode,

@@ -48,6 +48,6 @@ class RolloutTracer(agl.DummyTracer):
 
 def _stored_span(span: Span, ids: Mapping[str, Any]) -> agl.Span:
     """`span` as Agent Lightning's. Its types hold by construction; to check them takes longer than to store it."""
-    given: dict[str, Any] = {field.name: getattr(span, field.name) for field in fields(Span)}
-    given |= {"status": TraceStatus.model_validate(span.status), "resource": RESOURCE, "context": None, "parent": None}
-    return agl.Span.model_construct(**{**given, **ids})
+    values: dict[str, Any] = {field.name: getattr(span, field.name) for field in fields(Span)}
+    values |= {"status": TraceStatus.model_validate(span.status), "resource": RESOURCE, "context": None, "parent": None}
+    return agl.Span.model_construct(**{**values, **ids})

@@ -100,7 +100,7 @@ class HierarchicalTraceAdapter(agl.TraceAdapter[list[agl.Triplet]]):
             if span.attempt_id == attempt_id:
                 visit = str(span.attributes["role"]), _number(span, "visit")
                 last_try[visit] = max(last_try.get(visit, 0), _number(span, "attempt"))
-        found: list[Call] = []
+        calls: list[Call] = []
         for call in _token_calls(spans, roles, attempt_id):
             if (record := records.get(call.response_id)) is None:
                 raise RunError(
@@ -108,7 +108,7 @@ class HierarchicalTraceAdapter(agl.TraceAdapter[list[agl.Triplet]]):
                     f"{call.response_id!r} to {call.role}, so its reward is not known: leave this rollout out"
                 )
             finished = call.attempt == last_try[call.role, call.visit]
-            found.append(
+            calls.append(
                 Call(
                     rollout_id=spans[0].rollout_id,
                     role=call.role,
@@ -125,7 +125,7 @@ class HierarchicalTraceAdapter(agl.TraceAdapter[list[agl.Triplet]]):
                     asked=call,
                 )
             )
-        return found
+        return calls
 
     def adapt_for_bandit(self, record: RolloutRecord) -> BanditEvent | None:
         """The choice among hypotheses with its reward; None if the rollout has no choice or no reward."""
@@ -135,9 +135,10 @@ class HierarchicalTraceAdapter(agl.TraceAdapter[list[agl.Triplet]]):
         aligned = record.parts.get("alignment")
         hindsight = None
         if aligned is not None:
+            rest, weight = record.reward - aligned, self._reward.alignment
             hindsight = {
-                one["author"]: record.reward - aligned + self._reward.alignment * (one["answer"] == record.label)
-                for one in record.outputs["initial_hypotheses"]
+                hypothesis["author"]: rest + weight * (hypothesis["answer"] == record.label)
+                for hypothesis in record.outputs["initial_hypotheses"]
             } | {selection["author"]: record.reward}
         return BanditEvent(
             goal=record.outputs["research_goal"],
@@ -227,17 +228,17 @@ def _reward_per_call(
         and span.name.startswith("agentlightning.")
         and (value := agl.get_reward_value(span)) is not None
     ]
-    given: dict[str, float] = {}
+    rewards: dict[str, float] = {}
     without: list[str] = []
-    asked = iter(calls)
-    following = next(asked, None)
+    remaining = iter(calls)
+    following = next(remaining, None)
     for number, value in sorted(emitted):
         while following is not None and following.sequence_id < number:
             without.append(following.response_id)
-            following = next(asked, None)
+            following = next(remaining, None)
         if without:
-            given[without.pop()] = value
-    return given
+            rewards[without.pop()] = value
+    return rewards
 
 
 def _triplet(call: TracedCall, reward: float | None) -> agl.Triplet:
@@ -291,6 +292,6 @@ def _handed(messages: Sequence[dict[str, Any]]) -> str | None:
 def without_nothing(value: Any) -> Any:
     """`value` without None, empty lists and empty objects, which span attributes cannot hold."""
     if isinstance(value, dict):
-        kept = {key: without_nothing(item) for key, item in value.items()}
-        return {key: item for key, item in kept.items() if item not in (None, [], {})}
+        entries = {key: without_nothing(item) for key, item in value.items()}
+        return {key: item for key, item in entries.items() if item not in (None, [], {})}
     return [without_nothing(item) for item in value] if isinstance(value, list) else value

@@ -161,16 +161,16 @@ class Examples:
         return Selected(examples, {**figures, **counts})
 
 
-def check_enough(phase: str, told: str, count: int, least: int, *, draws: bool = True) -> None:
+def check_enough(phase: str, summary: str, count: int, least: int, *, draws: bool = True) -> None:
     """Raise RunError if a phase has too few examples of answers to prompts.
 
     Args:
-        told: What it has, in words.
+        summary: What it has, in words.
         draws: True if more answers to each prompt would give more examples.
     """
     if count < least:
         more = f"raise {phase}.answers, " if draws else ""
         raise RunError(
-            f"{phase}: {told}, and {phase}.min_examples is {least}: lower it, {more}or have these weights answer more "
-            f"tasks ({phase}.tasks)"
+            f"{phase}: {summary}, and {phase}.min_examples is {least}: lower it, {more}or have these weights answer "
+            f"more tasks ({phase}.tasks)"
         )

@@ -48,10 +48,10 @@ class Conversation:
         answer = call.answer
         if answer is None or call.asked is None:
             raise ValueError(f"{call.response_id} holds no readable answer of {call.role}")
-        said = {"role": "assistant", "content": call.asked.choice["message"]["content"]}
+        message = {"role": "assistant", "content": call.asked.choice["message"]["content"]}
         return replace(
             self,
-            messages=[*self.messages[:-1], said],
+            messages=[*self.messages[:-1], message],
             answer=answer.model_dump(),
             weights_version=call.weights_version,
             stance=answer.stance,
@@ -109,9 +109,9 @@ class Call:
 
         As the server said, without the grammar's mask; None if it was not asked for them.
         """
-        told = self.asked.choice.get("logprobs") if self.asked is not None else None
-        content = told.get("content") if told else None
-        return None if content is None else tuple(float(one["logprob"]) for one in content)
+        logprobs = self.asked.choice.get("logprobs") if self.asked is not None else None
+        content = logprobs.get("content") if logprobs else None
+        return None if content is None else tuple(float(token["logprob"]) for token in content)
 
     def answered(self, completion: Completion) -> "Call":
         """The call with another answer to the same messages. It has no token ids, and nothing came of it.
@@ -121,7 +121,7 @@ class Call:
         """
         if self.asked is None:
             raise ValueError(f"{self.response_id} has no exchange in its trace")
-        own = {"response_id": completion.response_id, "weights_version": completion.weights_version}
+        origin = {"response_id": completion.response_id, "weights_version": completion.weights_version}
         choice = {"index": 0, "message": completion.message, "finish_reason": completion.finish_reason}
-        asked = replace(self.asked, choice=choice, response_ids=None, **own)
-        return replace(self, response_ids=(), immediate=0.0, outcome=False, asked=asked, **own)
+        exchange = replace(self.asked, choice=choice, response_ids=None, **origin)
+        return replace(self, response_ids=(), immediate=0.0, outcome=False, asked=exchange, **origin)

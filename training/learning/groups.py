@@ -61,14 +61,14 @@ class AnswerGroup:
     @property
     def informs(self) -> bool:
         """True if its answers differ in value; nothing can be learned from comparing equals."""
-        return len({one.worth.value for one in self.answers}) > 1
+        return len({valued.worth.value for valued in self.answers}) > 1
 
     @property
     def right(self) -> float | None:
         """Share of answers that say what the label says, which one that cannot be read does not; None without any."""
         label = self.state.episode.record.label
-        said = [(answer := one.call.answer) is not None and answer.stance == label for one in self.answers]
-        return fmean(said) if said else None
+        hits = [(answer := valued.call.answer) is not None and answer.stance == label for valued in self.answers]
+        return fmean(hits) if hits else None
 
 
 async def grow(
@@ -88,13 +88,14 @@ async def grow(
 
     async def group(state: State) -> AnswerGroup:
         drawn = await bench.branch(state.call, k, seed=seed)
-        own = [call for call in drawn if call.weights_version == version]
-        worths = await asyncio.gather(*(values.of(state, call) for call in own))
-        kept = [Valued(call, worth) for call, worth in zip(own, worths, strict=True) if worth is not None]
+        answers = [call for call in drawn if call.weights_version == version]
+        worths = await asyncio.gather(*(values.of(state, call) for call in answers))
+        valued_answers = [Valued(call, worth) for call, worth in zip(answers, worths, strict=True) if worth is not None]
         nonlocal done
         done += 1
         advance(done, "")
-        return AnswerGroup(state, tuple(kept), {"stale": len(drawn) - len(own), "unvalued": len(own) - len(kept)})
+        left_out = {"stale": len(drawn) - len(answers), "unvalued": len(answers) - len(valued_answers)}
+        return AnswerGroup(state, tuple(valued_answers), left_out)
 
     done = 0
     with bench.view.work(f"{k} answers to each prompt", len(states)) as advance:
@@ -103,20 +104,20 @@ async def grow(
 
 def group_figures(groups: Sequence[AnswerGroup]) -> dict[str, float]:
     """Counts of states and answers, and means over answers, for a phase's metrics."""
-    answers = [one for group in groups for one in group.answers]
+    answers = [valued for group in groups for valued in group.answers]
     left_out = Counter[str]()
     for group in groups:
         left_out.update(group.left_out)
     parts: dict[str, list[float]] = {}
-    for one in answers:
-        for name, value in one.worth.parts.items():
+    for valued in answers:
+        for name, value in valued.worth.parts.items():
             parts.setdefault(name, []).append(value)
     return {
         "branches/states": len(groups),
         "branches/informative": sum(group.informs for group in groups),
         "branches/answers": len(answers),
         **{f"branches/{name}": count for name, count in left_out.items()},
-        **{f"branches/how/{how}": count for how, count in Counter(one.worth.how for one in answers).items()},
-        **({"branches/value": fmean(one.worth.value for one in answers)} if answers else {}),
-        **{f"branches/parts/{name}": fmean(found) for name, found in parts.items()},
+        **{f"branches/how/{how}": count for how, count in Counter(valued.worth.how for valued in answers).items()},
+        **({"branches/value": fmean(valued.worth.value for valued in answers)} if answers else {}),
+        **{f"branches/parts/{name}": fmean(amounts) for name, amounts in parts.items()},
     }

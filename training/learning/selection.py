@@ -24,11 +24,12 @@ def candidates(episode: Episode, roles: Sequence[str]) -> list[Candidate]:
     record = episode.record
     if record.reward is None:
         return []
-    return [Candidate(record, record.reward, one) for one in episode.conversations(roles) if one.parsed]
+    conversations = [conversation for conversation in episode.conversations(roles) if conversation.parsed]
+    return [Candidate(record, record.reward, conversation) for conversation in conversations]
 
 
 def select(
-    found: Sequence[Candidate],
+    pool: Sequence[Candidate],
     render: Render,
     config: SftSettings,
     phase: str = "sft",
@@ -38,7 +39,7 @@ def select(
     Raises:
         RunError: Fewer than `min_examples` are left. The message says which stage removed most.
     """
-    in_order = sorted(found, key=lambda candidate: candidate.place)
+    in_order = sorted(pool, key=lambda candidate: candidate.place)
     good = _of_good_rollouts(in_order, config)
     credited = [candidate for candidate in good if _is_credited(candidate, config)]
     honest = _with_true_quotes(credited, config)
@@ -49,8 +50,8 @@ def select(
     fitting = [example for example in best.values() if max(len(row.ids) for row in example.rows) <= config.max_length]
     fitting.sort(key=lambda example: example.candidate.place)
     figures: dict[str, Any] = {
-        "rollouts": len({candidate.key for candidate in found}),
-        "candidates": len(found),
+        "rollouts": len({candidate.key for candidate in pool}),
+        "candidates": len(pool),
         "of_good_rollouts": len(good),
         "credited": len(credited),
         "misquoting": len(credited) - len(honest),
@@ -61,21 +62,21 @@ def select(
         "selected_by_role": dict(Counter(example.candidate.role for example in fitting)),
     }
     if len(fitting) < config.min_examples:
-        raise RunError(_too_few(phase, figures, max((candidate.reward for candidate in found), default=None), config))
-    figures["reward_of_candidates"] = _mean([candidate.reward for candidate in found])
+        raise RunError(_too_few(phase, figures, max((candidate.reward for candidate in pool), default=None), config))
+    figures["reward_of_candidates"] = _mean([candidate.reward for candidate in pool])
     figures["reward_of_selected"] = _mean([example.candidate.reward for example in fitting])
     return Selected(tuple(fitting), figures)
 
 
-def _of_good_rollouts(found: Sequence[Candidate], config: SftSettings) -> list[Candidate]:
+def _of_good_rollouts(pool: Sequence[Candidate], config: SftSettings) -> list[Candidate]:
     """The candidates whose rollout reaches the threshold, or is in the best share of rollouts of its role."""
     if config.select == "threshold":
-        return [candidate for candidate in found if candidate.reward >= config.threshold]
+        return [candidate for candidate in pool if candidate.reward >= config.threshold]
     rewards: dict[str, dict[Key, float]] = defaultdict(dict)
-    for candidate in found:
+    for candidate in pool:
         rewards[candidate.role][candidate.key] = candidate.reward
     good = {role: _best_share(of_role, config.quantile) for role, of_role in rewards.items()}
-    return [candidate for candidate in found if candidate.key in good[candidate.role]]
+    return [candidate for candidate in pool if candidate.key in good[candidate.role]]
 
 
 def _best_share(rewards: Mapping[Key, float], share: float) -> set[Key]:

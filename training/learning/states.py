@@ -49,14 +49,14 @@ async def all_of(bench: Bench, title: str, inputs: Sequence[RolloutInput]) -> li
     Raises:
         RunError: No rollout succeeded.
     """
-    found: list[Episode] = []
+    episodes: list[Episode] = []
     with bench.view.phase(title, len(inputs), bench.versions):
         async for episode in bench.rollouts(inputs):
-            found.append(episode.on_disk())
+            episodes.append(episode.on_disk())
             bench.view.add(episode.record)
-    if all(episode.record.status == "failed" for episode in found):
-        raise RunError(f"all {len(found)} rollouts failed; the first: {found[0].record.error}")
-    return found
+    if all(episode.record.status == "failed" for episode in episodes):
+        raise RunError(f"all {len(episodes)} rollouts failed; the first: {episodes[0].record.error}")
+    return episodes
 
 
 def draw_inputs(phase: str, tasks: int, dataset: Dataset, seed: int, repeats: int = 1) -> list[RolloutInput]:
@@ -92,11 +92,11 @@ async def collect_states(plan: PhasePlan, tasks: int, bench: Bench) -> list[Stat
         episodes = await all_of(bench, plan.name, draw_inputs(plan.name, tasks, bench.dataset, bench.config.seed))
     else:
         episodes = await bench.episodes()
-    found: list[State] = []
+    states: list[State] = []
     for episode in episodes:
         # One thread call per rollout: the event loop stays free, and an interrupted run waits for at most one trace.
-        found += await asyncio.to_thread(states_of, episode, plan.roles)
-    return sorted(found, key=lambda state: state.key)
+        states += await asyncio.to_thread(states_of, episode, plan.roles)
+    return sorted(states, key=lambda state: state.key)
 
 
 def states_of(episode: Episode, roles: Sequence[str]) -> list[State]:

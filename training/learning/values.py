@@ -78,14 +78,14 @@ def earned(parts: Mapping[str, float | None], weights: Mapping[str, float], rewa
         parts: The rollout's parts, weighted by `reward`; a missing one is left out.
         weights: The weights of the parts that the roles earn; empty for the whole reward.
     """
-    known = {name: value for name, value in parts.items() if value is not None}
+    amounts = {name: value for name, value in parts.items() if value is not None}
     if not weights:
-        return known
-    return {name: weight * known[name] / getattr(reward, name) for name, weight in weights.items() if name in known}
+        return amounts
+    return {name: weight * amounts[name] / getattr(reward, name) for name, weight in weights.items() if name in amounts}
 
 
 def how_valued(
-    plan: PhasePlan, weights: Mapping[str, float], wanted: Literal["auto", "direct", "replay"], config: Config
+    plan: PhasePlan, weights: Mapping[str, float], method: Literal["auto", "direct", "replay"], config: Config
 ) -> How:
     """How the answers of a phase's roles are valued. "auto" reads the answers themselves where their parts allow it.
 
@@ -96,10 +96,10 @@ def how_valued(
         ConfigError: The roles' answers cannot be valued like this.
     """
     reason = _not_direct(plan, weights, config)
-    if wanted != "replay" and reason is None:
+    if method != "replay" and reason is None:
         return "direct"
     check_reward(plan, weights, config.reward)
-    if wanted == "direct":
+    if method == "direct":
         raise ConfigError(f"{plan.name}.value=direct cannot work: {reason}; set {plan.name}.value=replay")
     if others := [role for role in plan.roles if role not in NEXT]:
         raise ConfigError(
@@ -114,8 +114,8 @@ def _not_direct(plan: PhasePlan, weights: Mapping[str, float], config: Config) -
     if not weights:
         return f"{plan.name}.reward is empty, so its roles earn the whole reward"
     for role in plan.roles:
-        own = OWN.get(ROLES[role].schema, ())
-        if others := [name for name in weights if name not in own]:
+        direct_parts = OWN.get(ROLES[role].schema, ())
+        if others := [name for name in weights if name not in direct_parts]:
             return f"{others[0]} does not follow from an answer of {role} alone"
     if JUDGED & set(weights) and config.models[config.slot(JUDGE)].kind != "rubric":
         return f"the judge is a language model, and would have to be asked for {', '.join(JUDGED & set(weights))}"
@@ -146,8 +146,8 @@ class Values:
         if answer is None:
             return Worth(0.0, dict.fromkeys(self._weights, 0.0), self._how)
         if self._how == "direct":
-            own = own_parts(state, answered, answer, self._weights)
-            parts = {name: weight * own[name] for name, weight in self._weights.items()}
+            amounts = own_parts(state, answered, answer, self._weights)
+            parts = {name: weight * amounts[name] for name, weight in self._weights.items()}
             return Worth(math.fsum(parts.values()), parts, "direct")
         at = NEXT[state.call.role]
         record = (await self._bench.replay(state.episode, at=at, instead=replaced(state, answer))).record
@@ -165,14 +165,14 @@ def own_parts(state: State, answered: Call, answer: Answer, names: Mapping[str, 
     assert answered.asked is not None
     record = state.episode.record
     read = texts_read(answered.asked.messages)
-    found = {
+    amounts = {
         "alignment": float(answer.stance == record.label),
         "unverifiable_quote": float(len(missing_quotes(answer.quotes, read))),
         "parsed": 1.0,
     }
     if JUDGED & set(names):
-        found |= judge(_work(state, answer, read))
-    return {name: found[name] for name in names}
+        amounts |= judge(_work(state, answer, read))
+    return {name: amounts[name] for name in names}
 
 
 def _work(state: State, answer: Answer, read: list[str]) -> dict[str, Any]:
@@ -189,10 +189,11 @@ def _work(state: State, answer: Answer, read: list[str]) -> dict[str, Any]:
 
 def replaced(state: State, answer: Answer) -> dict[str, Any]:
     """The fields of the society's state that hold `answer` in place of what the role had answered."""
-    role, said = state.call.role, answer.model_dump()
+    role, content = state.call.role, answer.model_dump()
     if role == REFINER:
-        return {"refined_hypothesis": said, "unreviewed_hypothesis": said}
+        return {"refined_hypothesis": content, "unreviewed_hypothesis": content}
     if role == DESIGNER:
-        return {"experimental_protocol": said}
+        return {"experimental_protocol": content}
+    hypothesis = {**content, "author": role}
     recorded = state.episode.record.outputs["initial_hypotheses"]
-    return {"initial_hypotheses": [{**said, "author": role} if one["author"] == role else one for one in recorded]}
+    return {"initial_hypotheses": [hypothesis if other["author"] == role else other for other in recorded]}

@@ -56,23 +56,23 @@ class ChunkedHead:
         import torch
         from torch.utils.checkpoint import checkpoint
 
-        asked, self._asked = self._asked, None
-        if asked is None:
+        request, self._asked = self._asked, None
+        if request is None:
             return self._logits(hidden)
         size = max(1, LOGITS // self._vocabulary)
         parts = [
-            checkpoint(self._scores, some, labels, asked, use_reentrant=False, preserve_rng_state=False)
-            for some, labels in zip(hidden.flatten(0, 1).split(size), asked.labels.split(size), strict=True)
+            checkpoint(self._scores, some, labels, request, use_reentrant=False, preserve_rng_state=False)
+            for some, labels in zip(hidden.flatten(0, 1).split(size), request.labels.split(size), strict=True)
         ]
         return torch.cat(parts).unflatten(0, hidden.shape[:-1])
 
-    def _scores(self, hidden: "Tensor", labels: "Tensor", asked: HeadRequest) -> "Tensor":
+    def _scores(self, hidden: "Tensor", labels: "Tensor", request: HeadRequest) -> "Tensor":
         import torch
 
         logits = self._logits(hidden).float()
-        if asked.temperature != 1:
-            logits = logits / asked.temperature
+        if request.temperature != 1:
+            logits = logits / request.temperature
         total = logits.logsumexp(dim=-1)
         chosen = logits.gather(-1, labels[:, None])[:, 0] - total
-        entropy = total - (logits.softmax(dim=-1) * logits).sum(dim=-1) if asked.entropy else torch.zeros_like(total)
+        entropy = total - (logits.softmax(dim=-1) * logits).sum(dim=-1) if request.entropy else torch.zeros_like(total)
         return torch.stack([chosen, entropy], dim=-1)

@@ -55,7 +55,7 @@ def grow(tokens: "Tensor", lengths: Sequence[int]) -> PrefixTree:
     begins = [sum(lengths[:number]) for number in range(len(lengths))]
     sequences = [ids[begin : begin + length] for begin, length in zip(begins, lengths, strict=True)]
     place = [0] * len(ids)
-    kept: list[int] = []
+    places: list[int] = []
     runs: list[TokenRun] = []
     path: tuple[tuple[int, int], ...] = ()
     before: list[int] = []
@@ -66,30 +66,30 @@ def grow(tokens: "Tensor", lengths: Sequence[int]) -> PrefixTree:
         for depth in range(shared):
             place[begin + depth] = place[last + depth]
         for depth in range(shared, len(sequence)):
-            place[begin + depth] = len(kept)
-            kept.append(begin + depth)
+            place[begin + depth] = len(places)
+            places.append(begin + depth)
         path = _first(path, shared)
         if shared < len(sequence):
             runs.append(TokenRun(len(sequence) - shared, path))
             path = (*path, (len(runs) - 1, len(sequence) - shared))
         before, last = sequence, begin
-    return PrefixTree(tuple(runs), torch.tensor(kept), torch.tensor(place))
+    return PrefixTree(tuple(runs), torch.tensor(places), torch.tensor(place))
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
+def _common(sequence: Sequence[int], other: Sequence[int]) -> int:
     """The number of equal tokens at the beginning."""
-    for depth, (left, right) in enumerate(zip(one, other, strict=False)):
+    for depth, (left, right) in enumerate(zip(sequence, other, strict=False)):
         if left != right:
             return depth
-    return min(len(one), len(other))
+    return min(len(sequence), len(other))
 
 
 def _first(path: Sequence[tuple[int, int]], tokens: int) -> tuple[tuple[int, int], ...]:
     """The beginning of a path that has so many tokens."""
-    found = []
+    beginning = []
     for run, size in path:
         if tokens <= 0:
             break
-        found.append((run, min(size, tokens)))
+        beginning.append((run, min(size, tokens)))
         tokens -= size
-    return tuple(found)
+    return tuple(beginning)

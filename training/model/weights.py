@@ -64,8 +64,8 @@ def plain_weights(module: "nn.Module") -> "tuple[dict[str, Tensor], LoraAdapter 
                 up, down = (state[f"{layer}.lora_{side}.default.weight"] for side in ("B", "A"))
                 value = value + scale * (up @ down)
             plain[name.removeprefix("base_model.model.").replace(".base_layer.", ".")] = value.cpu().clone()
-        beside = next(value.dtype for name, value in module.named_parameters() if name.endswith(".base_layer.weight"))
-        return plain, LoraAdapter(str(beside).removeprefix("torch."), _settings(adapter, tensors), tensors)
+        dtype = next(value.dtype for name, value in module.named_parameters() if name.endswith(".base_layer.weight"))
+        return plain, LoraAdapter(str(dtype).removeprefix("torch."), _settings(adapter, tensors), tensors)
 
 
 def _settings(adapter: Any, tensors: "Mapping[str, Tensor]") -> dict[str, Any]:
@@ -111,10 +111,10 @@ def write_model(
     import torch
 
     settings = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    kept = dict(weights)
-    if settings.get("tie_word_embeddings") and "lm_head.weight" in kept:
-        head = kept.pop("lm_head.weight")
-        if not torch.equal(head, kept["model.embed_tokens.weight"]):
+    tensors = dict(weights)
+    if settings.get("tie_word_embeddings") and "lm_head.weight" in tensors:
+        head = tensors.pop("lm_head.weight")
+        if not torch.equal(head, tensors["model.embed_tokens.weight"]):
             raise RunError(f"the model of {source} ties its embeddings, and training has set them apart: not exported")
     exact = adapter is not None and adapter.beside in ("float32", settings.get("dtype"))
     with whole_folder(folder) as draft:
@@ -125,14 +125,14 @@ def write_model(
         settings.pop("torch_dtype", None)
         settings["dtype"] = "float32"
         (draft / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-        whole = {name: value.contiguous() for name, value in kept.items()}
+        whole = {name: value.contiguous() for name, value in tensors.items()}
         write_tensors(whole, draft / "model.safetensors", {"format": "pt"})
         if adapter is not None and exact:
-            beside = draft / ADAPTER
-            beside.mkdir()
-            told = json.dumps({**adapter.settings, BASE: str(source.absolute())}, indent=2)
-            (beside / SETTINGS).write_text(told + "\n", encoding="utf-8")
-            write_tensors(adapter.tensors, beside / TENSORS, {"format": "pt"})
+            adapter_folder = draft / ADAPTER
+            adapter_folder.mkdir()
+            content = json.dumps({**adapter.settings, BASE: str(source.absolute())}, indent=2)
+            (adapter_folder / SETTINGS).write_text(content + "\n", encoding="utf-8")
+            write_tensors(adapter.tensors, adapter_folder / TENSORS, {"format": "pt"})
 
 
 def write_tensors(tensors: "Mapping[str, Tensor]", file: Path, metadata: dict[str, str] | None = None) -> None:

@@ -104,8 +104,8 @@ class Checkpoints:
 
     def remove_old_weights(self, now: Progress) -> None:
         """Remove exported weights that are neither live nor part of a checkpoint."""
-        kept = [now, *(self._progress(self._folder / str(step)) for step in self._steps())]
-        policies = [policy for one in kept for policy in (one.live, one.asked)]
+        progresses = [now, *(self._progress(self._folder / str(step)) for step in self._steps())]
+        policies = [policy for progress in progresses for policy in (progress.live, progress.asked)]
         folders = {self._run.path / policy.folder for policy in policies if policy is not None}
         for folder in (self._run.path / "models" / self._plan.slot).glob(f"{self._plan.name}-*"):
             if folder not in folders and folder.name != f"{self._plan.name}-{FIRST}":

@@ -79,9 +79,9 @@ def return_to_go(rollout: RewardedCalls, place: int) -> float:
 def sub_goals(rollout: RewardedCalls, place: int) -> float:
     """Its own parts, some for its answer's sub-goals, and the rest, discounted by gamma for each later call."""
     call, settings = rollout.calls[place], rollout.settings
-    own = rollout.own(call) + settings.sub_goal_weight * share_reached(call)
+    amount = rollout.own(call) + settings.sub_goal_weight * share_reached(call)
     later = sum(other.outcome for other in rollout.calls[place + 1 :])
-    return own + settings.gamma**later * rollout.rest
+    return amount + settings.gamma**later * rollout.rest
 
 
 def counterfactual(rollout: RewardedCalls, place: int) -> float:

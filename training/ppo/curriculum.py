@@ -65,8 +65,8 @@ class Curriculum:
         first = [name for name in ranked if self._is_first(name)]
         other = [name for name in ranked if not self._is_first(name)]
         easy = math.floor(EASY * min(count, len(first)))
-        kept = [name for name in other if self._is_easy(name)][:easy]
-        taken = [*first[: count - len(kept)], *kept] if first else other[:count]
+        easy_names = [name for name in other if self._is_easy(name)][:easy]
+        taken = [*first[: count - len(easy_names)], *easy_names] if first else other[:count]
         for name in taken:
             self.course.drawn[name] = self.course.drawn.get(name, 0) + 1
         return taken

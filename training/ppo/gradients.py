@@ -73,7 +73,8 @@ class CallGradients:
         limited = torch.minimum(losses, -advantages * objective.clip_most)
         losses = torch.where(advantages < 0, limited, losses) * torch.tensor(record.mask)
         (objective.weight * losses.sum()).backward()
-        squares = [one.grad.double().pow(2).sum() for one in model.parameters() if one.grad is not None]
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        squares = [gradient.double().pow(2).sum() for gradient in gradients]
         assert logits.grad is not None
         return CallGradient(float(torch.stack(squares).sum().sqrt()), tuple(logits.grad.norm(dim=-1).tolist()))
 
@@ -83,10 +84,10 @@ class CallGradients:
 
         if self._loaded is None or self._loaded[0] != folder:
             check_trainable(folder)
-            made = AutoModelForCausalLM.from_pretrained(
+            model = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False
             )
-            self._loaded = folder, made.eval()
+            self._loaded = folder, model.eval()
         return self._loaded[1]
 
 
@@ -107,12 +108,12 @@ def gradient_lines(run: Run, tree: Tree, pieces: Mapping[str, Sequence[str]]) ->
     Raises:
         RunError: Weights were changed after the run had written them.
     """
-    found: dict[str, str] = {}
+    lines: dict[str, str] = {}
     models: dict[str, CallGradients] = {}
-    for one in _learned(tree):
-        made = models.setdefault(one.slot, CallGradients(run.config.models[one.slot].temperature))
-        found[one.record.response_id] = _line(run, one, made, pieces.get(one.record.response_id))
-    return found
+    for call in _learned(tree):
+        gradients = models.setdefault(call.slot, CallGradients(run.config.models[call.slot].temperature))
+        lines[call.record.response_id] = _line(run, call, gradients, pieces.get(call.record.response_id))
+    return lines
 
 
 def _learned(tree: Tree) -> Iterator[_LearnedCall]:
@@ -130,27 +131,27 @@ def _learned(tree: Tree) -> Iterator[_LearnedCall]:
                     )
 
 
-def _line(run: Run, one: _LearnedCall, models: CallGradients, texts: Sequence[str] | None) -> str:
-    record, objective = one.record, one.record.objective
+def _line(run: Run, call: _LearnedCall, models: CallGradients, texts: Sequence[str] | None) -> str:
+    record, objective = call.record, call.record.objective
     if objective is None:
         return "gradient: an earlier version of Chimera recorded the call without its objective"
     # Where older weights may have sampled the call, its record does not say which ones were updated.
-    before = _weights(run, one.slot, record.policy) if record.sampled_log_probs is None else None
-    after = _weights(run, one.slot, None if one.update is None else f"{one.slot}@{one.update}")
+    before = _weights(run, call.slot, record.policy) if record.sampled_log_probs is None else None
+    after = _weights(run, call.slot, None if call.update is None else f"{call.slot}@{call.update}")
     if before is None and after is None:
         return (
             "gradient: the run has kept neither the weights before the update nor those after it; a run with a larger "
             "max_actor_ckpt_to_keep keeps more of them"
         )
-    told: list[str] = []
+    parts: list[str] = []
     for when, folder in (("before", before), ("after", after)):
         if folder is None:
-            told.append(f"the weights {when} the update are not kept")
+            parts.append(f"the weights {when} the update are not kept")
         else:
-            gradient = models.of(folder, record, one.prompt, one.response)
-            told.append(f"{_norm(gradient, objective.grad_norm)} {when} the update{_largest(gradient, texts)}")
+            gradient = models.of(folder, record, call.prompt, call.response)
+            parts.append(f"{_norm(gradient, objective.grad_norm)} {when} the update{_largest(gradient, texts)}")
     return (
-        f"gradient by all weights, one backward pass: {'; '.join(told)} (norms of calls do not add up to that of the "
+        f"gradient by all weights, one backward pass: {'; '.join(parts)} (norms of calls do not add up to that of the "
         "update, which is a mean over mini-batches)"
     )
 

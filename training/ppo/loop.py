@@ -93,10 +93,10 @@ class PpoLoop:
         if self._settings.ahead:
             metrics |= self._count_older(taken)
         if self._settings.ahead and step < self._settings.steps:
-            asked = self._progress.live
+            live = self._progress.live
             learned, following = await _both(self._learn_from(taken, step, clock), source.take(step + 1, self._fresh()))
             clock.stop("wait_for_samples")
-            self._progress.asked = asked
+            self._progress.asked = live
         else:
             learned, following = await self._learn_from(taken, step, clock), None
         metrics |= learned
@@ -197,7 +197,7 @@ class PpoLoop:
     def _count_older(self, taken: Taken) -> Mapping[str, int]:
         """The number of a step's calls by other weights than the newest, which are those that are updated."""
         newest = self._bench.versions[self._plan.slot]
-        older = sum(one.call is not None and one.call.weights_version != newest for one in taken.samples)
+        older = sum(sample.call is not None and sample.call.weights_version != newest for sample in taken.samples)
         if taken.skip is None:
             self._progress.older_calls += older
         return {"calls/older": older}
@@ -216,8 +216,8 @@ class PpoLoop:
     def _learned(self) -> Policy | None:
         """The phase's policy: the weights of the last update, which are live already."""
         if not self._progress.updates:
-            kept = f"; its weights are those of {self._settings.start}" if self._settings.start else ""
-            self._bench.view.warn(f"{self._plan.name}: every step was skipped, so nothing was learned{kept}")
+            note = f"; its weights are those of {self._settings.start}" if self._settings.start else ""
+            self._bench.view.warn(f"{self._plan.name}: every step was skipped, so nothing was learned{note}")
         return self._progress.live
 
     def _figures(self) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def _check_ahead(plan: PhasePlan, settings: PpoSettings, config: Config) -> None
             f"models.{plan.slot}.temperature={temperature:g}: {plan.name}.ahead=1 needs to know how likely each token "
             f"was, which servers say for temperature 1: set it to 1, or {plan.name}.ahead=0"
         )
-    if sleepers := [f"models.{slot}.sleep" for slot, one in config.used().items() if one.sleep]:
+    if sleepers := [f"models.{slot}.sleep" for slot, model in config.used().items() if model.sleep]:
         raise ConfigError(
             f"{plan.name}.ahead=1 makes rollouts while the update is computed, and with {sleepers[0]}=true vLLM's "
             "servers answer nothing meanwhile: set one of them, not both"

@@ -116,10 +116,10 @@ class RolloutSource:
         stale = 0
         for episode in episodes:
             calls = episode.calls(self._plan.roles)
-            own = [call for call in calls if call.weights_version in fresh]
-            stale += len(calls) - len(own)
+            current = [call for call in calls if call.weights_version in fresh]
+            stale += len(calls) - len(current)
             other = without.get(episode.record.rollout_id)
-            credited = credit(own, episode.record, self._settings, self._bench.config.reward, without=other)
+            credited = credit(current, episode.record, self._settings, self._bench.config.reward, without=other)
             samples += ppo_steps.samples_of(credited, episode.record.task_id, scored=self._settings.needs_log_probs())
         return samples, stale
 
@@ -168,7 +168,7 @@ class BranchSource:
 def samples_of(group: AnswerGroup, *, scored: bool = False) -> list[Sample]:
     """The answers of one state for the engine; see `steps.sample_of`."""
     samples = (
-        ppo_steps.sample_of(one.call, one.worth.value, group.state.name, scored=scored, parts=one.worth.parts)
-        for one in group.answers
+        ppo_steps.sample_of(valued.call, valued.worth.value, group.state.name, scored=scored, parts=valued.worth.parts)
+        for valued in group.answers
     )
     return [sample for sample in samples if sample is not None]

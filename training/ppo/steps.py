@@ -125,11 +125,11 @@ def scores_of(call: Call) -> tuple[float, ...]:
     """
     log_probs = call.log_probs
     if log_probs is None or len(log_probs) != len(call.response_ids):
-        said = "no" if log_probs is None else f"{len(log_probs)}"
+        count = "no" if log_probs is None else f"{len(log_probs)}"
         raise RunError(
-            f"call {call.response_id} of {call.role} in rollout {call.rollout_id} has {said} log-probabilities for its "
-            f"{len(call.response_ids)} tokens, and ahead=1 needs one for each: set ahead=0, or begin a new run if it "
-            "was made with ahead=0"
+            f"call {call.response_id} of {call.role} in rollout {call.rollout_id} has {count} log-probabilities for "
+            f"its {len(call.response_ids)} tokens, and ahead=1 needs one for each: set ahead=0, or begin a new run if "
+            "it was made with ahead=0"
         )
     return log_probs
 
@@ -152,14 +152,14 @@ def why_skip(rollouts: Sorted, samples: Sequence[Sample], config: PpoSettings, p
         return f"only {len(rollouts.good)} of {total} rollouts are usable ({reasons}; {phase}.min_good_share)"
     if not samples:
         return "no call of its roles by the weights that are learned is in its rollouts"
-    if config.adv_estimator in GROUPED and len(alone([one.group for one in samples])) == len(samples):
+    if config.adv_estimator in GROUPED and len(alone([sample.group for sample in samples])) == len(samples):
         return f"no call has a peer to be compared with, as {config.adv_estimator} needs ({phase}.n)"
     return None
 
 
 def figures(rollouts: Sorted, samples: Sequence[Sample]) -> dict[str, float | None]:
     """Metrics of a step's rollouts: counts, reward with its parts, alignment, calls by role."""
-    roles = Counter(one.call.role for one in samples if one.call)
+    roles = Counter(sample.call.role for sample in samples if sample.call)
     records = [episode.record for episode in rollouts.good]
     return {
         "rollouts/good": len(rollouts.good),

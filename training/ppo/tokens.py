@@ -75,7 +75,7 @@ def token_weights(mode: str, lengths: Sequence[int]) -> list[float]:
 
 def _objectives(batch: "Batch", settings: PpoSettings, grad_norm: float | None) -> list[Objective]:
     """The objective with the weight of each call's tokens."""
-    weights = token_weights(settings.loss_agg_mode, [len(one.response_ids) for one in batch.samples])
+    weights = token_weights(settings.loss_agg_mode, [len(sample.response_ids) for sample in batch.samples])
     sizes = _advantages(batch).abs() * batch.mask
     pulls = sizes * -batch.columns["old_log_probs"].clamp(max=0.0).expm1()
     loss, gradient = (

@@ -119,7 +119,7 @@ async def _start(config: Config, toolbox: Any) -> list[RayWorker]:
         scheduling_strategy="SPREAD",
     )(RolloutActor)
     actors = [actor.remote(config, toolbox) for _ in range(count)]
-    started = [one.ready.remote() for one in actors]
+    started = [actor.ready.remote() for actor in actors]
     try:
         ready, missing = await asyncio.to_thread(ray.wait, started, num_returns=count, timeout=START_S)
         await asyncio.gather(*ready)

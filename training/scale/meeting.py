@@ -30,7 +30,7 @@ def loopback() -> str:
     import psutil
 
     for name, addresses in psutil.net_if_addrs().items():
-        if any(one.address == "127.0.0.1" for one in addresses):
+        if any(entry.address == "127.0.0.1" for entry in addresses):
             return name
     raise RunError("no network interface has the address 127.0.0.1: bring up the loopback interface")
 

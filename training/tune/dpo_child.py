@@ -105,9 +105,9 @@ def held_out(trainer: "DPOTrainer") -> dict[str, float]:
     """
     if trainer.eval_dataset is None:
         return {}
-    found = trainer.evaluate()
+    metrics = trainer.evaluate()
     names = {"won": "rewards/accuracies", "margin": "rewards/margins", "loss": "loss"}
-    return {name: float(found[f"eval_{of_trl}"]) for name, of_trl in names.items()}
+    return {name: float(metrics[f"eval_{of_trl}"]) for name, of_trl in names.items()}
 
 
 def load_pairs(file: Path) -> "Dataset":

@@ -18,9 +18,9 @@ from training.model.chunked_head import ChunkedHead, HeadRequest
 class TokenPairs(DPOTrainer):
     """The trainer; a batch is the chosen answers, then the rejected ones, each row behind its prompt."""
 
-    def __init__(self, model: Any, **given: Any) -> None:
+    def __init__(self, model: Any, **arguments: Any) -> None:
         self._head = ChunkedHead(model.get_output_embeddings(), model.config.vocab_size)
-        super().__init__(model=model, **given)
+        super().__init__(model=model, **arguments)
 
     def _prepare_dataset(self, dataset: Any, processing_class: Any, args: Any, dataset_name: str) -> Any:
         return dataset

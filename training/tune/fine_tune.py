@@ -72,16 +72,16 @@ async def _train_once(
         RunError: The training process ended early, or the files of the finished model are not those that it wrote.
     """
     name = policy.version.partition("@")[2]
-    folder, own = bench.run.path / policy.folder, fingerprint(spec, version)
-    if (known := finished(folder, own)) is not None:
+    folder, digest = bench.run.path / policy.folder, fingerprint(spec, version)
+    if (earlier := finished(folder, digest)) is not None:
         remedy = f"remove the folder {folder}, and the phase trains again from the same {kind}"
         await asyncio.to_thread(checked, bench.run, policy.folder, remedy)
         bench.view.note(f"{name}: {policy.version} was made from these {len(data)} {kind} before")
-        return known
+        return earlier
     for draft in folder.parent.glob(f".{folder.name}.*"):  # Of a process that was killed while it was writing.
         shutil.rmtree(draft, ignore_errors=True)
     figures = {**data.figures, **await _follow(process, spec, name, bench)}
-    manifest = json.dumps({"fingerprint": own, "figures": figures}, indent=2) + "\n"
+    manifest = json.dumps({"fingerprint": digest, "figures": figures}, indent=2) + "\n"
     (folder / MANIFEST).write_text(manifest, encoding="utf-8")
     await asyncio.to_thread(seal, bench.run, policy.folder)
     return figures
@@ -105,14 +105,14 @@ def fingerprint(spec: Spec, version: str) -> str:
     return hashlib.sha256(f"{version}\n{examples}\n{spec.dump()}".encode()).hexdigest()
 
 
-def finished(folder: Path, own: str) -> dict[str, Any] | None:
-    """The figures of the model in `folder` if its fingerprint is `own`; None otherwise."""
+def finished(folder: Path, digest: str) -> dict[str, Any] | None:
+    """The figures of the model in `folder` if its fingerprint is `digest`; None otherwise."""
     try:
         manifest = read_json_object(folder / MANIFEST)
-        known, figures = manifest["fingerprint"], manifest["figures"]
+        stored_digest, figures = manifest["fingerprint"], manifest["figures"]
     except (FileNotFoundError, ValueError, KeyError):
         return None  # Not begun, or ended before the manifest was written. Training again gives the same weights.
-    return figures if known == own else None
+    return figures if stored_digest == digest else None
 
 
 async def _follow(process: TuningProcess, spec: Spec, phase: str, bench: Bench) -> dict[str, Any]:

@@ -45,9 +45,9 @@ def share(rows: Sequence[int], rank: int, ranks: int, micro: int, spare: int) ->
     Rows that follow each other are of similar length and are dealt out in turn. A micro-batch for which no row is left
     gets the row `spare`, which counts for nothing: all ranks must take part in every backward pass.
     """
-    own = list(rows[rank::ranks])
+    rank_rows = list(rows[rank::ranks])
     starts = range(0, accumulation(len(rows), micro, ranks) * micro, micro)
-    return [own[first : first + micro] or [spare] for first in starts]
+    return [rank_rows[first : first + micro] or [spare] for first in starts]
 
 
 class SharedBatches:

@@ -117,11 +117,11 @@ def importance(
     load_verl()
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 
-    made, _, metrics = compute_rollout_correction_and_rejection_mask(
+    correction, _, metrics = compute_rollout_correction_and_rejection_mask(
         old_log_prob=old, rollout_log_prob=sampled, response_mask=mask, rollout_is=level, rollout_is_threshold=threshold
     )
-    assert made is not None  # `rollout_is` was given.
-    return made.batch["rollout_is_weights"], metrics
+    assert correction is not None  # `rollout_is` was given.
+    return correction.batch["rollout_is_weights"], metrics
 
 
 def alone(groups: Sequence[str]) -> list[int]:
@@ -144,9 +144,9 @@ def group_figures(samples: "Sequence[Sample]") -> dict[str, float]:
         samples: At least one call.
     """
     groups: dict[str, list[Sample]] = {}
-    for one in samples:
-        groups.setdefault(one.group, []).append(one)
-    informative = [group for group in groups.values() if len({round(one.reward, 6) for one in group}) > 1]
+    for sample in samples:
+        groups.setdefault(sample.group, []).append(sample)
+    informative = [group for group in groups.values() if len({round(sample.reward, 6) for sample in group}) > 1]
     by_input = {"group/differs_only_by_input": _share(_differs_only_by_input, groups.values())}
     if informative:
         by_input["group/informative_differs_only_by_input"] = _share(_differs_only_by_input, informative)
@@ -160,11 +160,11 @@ def group_figures(samples: "Sequence[Sample]") -> dict[str, float]:
 
 
 def _prompts_differ(group: "Sequence[Sample]") -> bool:
-    return len({one.prompt_ids for one in group}) > 1
+    return len({sample.prompt_ids for sample in group}) > 1
 
 
 def _differs_only_by_input(group: "Sequence[Sample]") -> bool:
-    return _prompts_differ(group) and len({one.response_ids for one in group}) == 1
+    return _prompts_differ(group) and len({sample.response_ids for sample in group}) == 1
 
 
 def _share(holds: "Callable[[Sequence[Sample]], bool]", groups: "Collection[Sequence[Sample]]") -> float:

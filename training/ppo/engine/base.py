@@ -57,5 +57,5 @@ class TrainingEngine(Protocol):
 
 def with_peers(samples: "Sequence[Sample]", estimator: Estimator) -> "list[Sample]":
     """The samples that an update learns from: with grpo and rloo, those that are not alone in their group."""
-    single = set(alone([one.group for one in samples])) if estimator in GROUPED else set[int]()
-    return [one for place, one in enumerate(samples) if place not in single]
+    single = set(alone([sample.group for sample in samples])) if estimator in GROUPED else set[int]()
+    return [sample for place, sample in enumerate(samples) if place not in single]

@@ -63,7 +63,7 @@ class Batch:
 
         self.samples = tuple(samples)
         self.temperature = temperature
-        lengths = torch.tensor([len(one.response_ids) for one in samples])
+        lengths = torch.tensor([len(sample.response_ids) for sample in samples])
         self.mask: Tensor = (torch.arange(int(lengths.max()))[None] < lengths[:, None]).float()
         """(B, T): 1.0 for the tokens of each response."""
         self.columns: dict[str, Tensor] = {}
@@ -77,7 +77,7 @@ class Batch:
     @cached_property
     def sizes(self) -> list[int]:
         """Number of tokens of each call, prompt and response together."""
-        return [len(one.prompt_ids) + len(one.response_ids) for one in self.samples]
+        return [len(sample.prompt_ids) + len(sample.response_ids) for sample in self.samples]
 
     def bundles(self, budget: int) -> list[list[int]]:
         """Rows with one prompt, by their first row. They stay together, so that their prompt is computed once.
@@ -88,8 +88,8 @@ class Batch:
         import numpy as np
 
         by_prompt: dict[tuple[int, ...], list[int]] = {}
-        for row, one in enumerate(self.samples):
-            by_prompt.setdefault(one.prompt_ids, []).append(row)
+        for row, sample in enumerate(self.samples):
+            by_prompt.setdefault(sample.prompt_ids, []).append(row)
         bundles: list[list[int]] = []
         for rows in by_prompt.values():
             most = max(1, budget // max(self.sizes[row] for row in rows))
@@ -101,9 +101,9 @@ class Batch:
         import torch
 
         values = current.clone()
-        for row, one in enumerate(self.samples):
-            if one.log_probs is not None:
-                values[row, : len(one.log_probs)] = torch.tensor(one.log_probs, dtype=values.dtype)
+        for row, sample in enumerate(self.samples):
+            if sample.log_probs is not None:
+                values[row, : len(sample.log_probs)] = torch.tensor(sample.log_probs, dtype=values.dtype)
         return values
 
     def share(self, bundles: Sequence[Sequence[int]], budget: int) -> Sequence[Sequence[int]]:
@@ -115,14 +115,14 @@ class Batch:
         """
         return bundles
 
-    def gathered(self, own: Sequence[Sequence[int]], values: "Tensor") -> "Tensor":
+    def gathered(self, bundles: Sequence[Sequence[int]], values: "Tensor") -> "Tensor":
         """Values of all calls, (B, T), from those of the rows that this process has computed.
 
         Args:
-            own: As `share` gave it.
-            values: (rows, t) in the order of `own`.
+            bundles: As `share` gave it.
+            values: (rows, t) in the order of `bundles`.
         """
-        rows = [row for bundle in own for row in bundle]
+        rows = [row for bundle in bundles for row in bundle]
         return values[sorted(range(len(rows)), key=rows.__getitem__)]
 
     def packed(self, bundles: Sequence[Sequence[int]], columns: Sequence[str] = (), **settings: Any) -> "TensorDict":
@@ -143,19 +143,19 @@ class Batch:
         rows = [row for bundle in bundles for row in bundle]
         peers = {len(bundle) for bundle in bundles}
         chosen = [self.samples[row] for row in rows]
-        ones = [torch.ones(len(one.response_ids), dtype=torch.long) for one in chosen]
+        ones = [torch.ones(len(sample.response_ids), dtype=torch.long) for sample in chosen]
         tensors: dict[str, Any] = {
-            "input_ids": jagged([torch.tensor(one.prompt_ids + one.response_ids) for one in chosen]),
+            "input_ids": jagged([torch.tensor(sample.prompt_ids + sample.response_ids) for sample in chosen]),
             "position_ids": jagged([torch.arange(self.sizes[row]) for row in rows]),
-            "prompts": jagged([torch.tensor(one.prompt_ids) for one in chosen]),
-            "responses": jagged([torch.tensor(one.response_ids) for one in chosen]),
+            "prompts": jagged([torch.tensor(sample.prompt_ids) for sample in chosen]),
+            "responses": jagged([torch.tensor(sample.response_ids) for sample in chosen]),
             "loss_mask": jagged(ones),
             "response_mask": jagged(ones),
         }
         for name in columns:
             values = self.columns[name]
             tensors[name] = jagged(
-                [values[row, : len(one.response_ids)] for row, one in zip(rows, chosen, strict=True)]
+                [values[row, : len(sample.response_ids)] for row, sample in zip(rows, chosen, strict=True)]
             )
         return tu.get_tensordict(
             tensors,
@@ -174,12 +174,12 @@ class Batch:
 
         valid = self.mask.bool()
         numbers = {
-            "critic/score": torch.tensor([one.reward for one in self.samples]),
+            "critic/score": torch.tensor([sample.reward for sample in self.samples]),
             "critic/rewards": rewards.sum(dim=1),
             "critic/advantages": self.columns["advantages"][valid],
             "critic/returns": self.columns["returns"][valid],
             "response_length": self.mask.sum(dim=1),
-            "prompt_length": torch.tensor([float(len(one.prompt_ids)) for one in self.samples]),
+            "prompt_length": torch.tensor([float(len(sample.prompt_ids)) for sample in self.samples]),
         }
         if "values" in self.columns:
             numbers["critic/values"] = self.columns["values"][valid]
@@ -216,10 +216,10 @@ def reduce(outputs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
     merged: dict[str, Any] = {}
     for output in outputs:
-        one = dict(output)
-        for key, value in one.items():
+        metrics = dict(output)
+        for key, value in metrics.items():
             if isinstance(value, list):
                 parts = isinstance(value[0], Metric)
-                one[key] = Metric.aggregate_dp(value) if parts else list(chain.from_iterable(value))
-        append_to_dict(merged, one)
+                metrics[key] = Metric.aggregate_dp(value) if parts else list(chain.from_iterable(value))
+        append_to_dict(merged, metrics)
     return {key: float(value) for key, value in reduce_metrics(merged).items()}

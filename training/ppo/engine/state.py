@@ -100,21 +100,21 @@ def restore_worker(worker: "TrainingWorker", state: Mapping[str, Any]) -> None:
 
     engine: Any = worker.engine
     weights = state["weights"]
-    own = engine.module.state_dict()  # It also makes copies into FSDP's parameters take effect.
-    if own.keys() != weights.keys():
-        raise ValueError(f"other weights than the model's, such as {sorted(own.keys() ^ weights.keys())[0]}")
+    tensors = engine.module.state_dict()  # It also makes copies into FSDP's parameters take effect.
+    if tensors.keys() != weights.keys():
+        raise ValueError(f"other weights than the model's, such as {sorted(tensors.keys() ^ weights.keys())[0]}")
     with torch.no_grad():
-        for name, value in own.items():
+        for name, value in tensors.items():
             if value.shape != weights[name].shape:
                 raise ValueError(f"{name} is {tuple(weights[name].shape)}, not {tuple(value.shape)}")
             _local(value).copy_(_local(_placed_like(value, weights[name])))
-    given = state["optimizer"]
-    parameters = [one for group in engine.optimizer.param_groups for one in group["params"]]
+    optimizer = state["optimizer"]
+    parameters = [parameter for group in engine.optimizer.param_groups for parameter in group["params"]]
     moments = {
         index: {name: _placed_like(parameters[index], value) for name, value in of_one.items()}
-        for index, of_one in given["state"].items()
+        for index, of_one in optimizer["state"].items()
     }
-    engine.optimizer.load_state_dict({"state": moments, "param_groups": given["param_groups"]})
+    engine.optimizer.load_state_dict({"state": moments, "param_groups": optimizer["param_groups"]})
     if engine.lr_scheduler is not None:
         engine.lr_scheduler.load_state_dict(state["lr_scheduler"])
     if engine._is_offload_optimizer:
@@ -168,10 +168,10 @@ class _Tensors:
     def keep(self, tensor: "Tensor") -> str:
         whole = tensor.detach().cpu().contiguous()
         # safetensors refuses two tensors that share memory, such as tied embeddings.
-        kept = whole.clone() if whole.data_ptr() in self._places else whole
-        self._places.add(kept.data_ptr())
+        copy = whole.clone() if whole.data_ptr() in self._places else whole
+        self._places.add(copy.data_ptr())
         name = str(len(self.by_name))
-        self.by_name[name] = kept
+        self.by_name[name] = copy
         return name
 
 

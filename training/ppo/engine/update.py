@@ -167,13 +167,13 @@ class PpoEngine:
 
     def _update(self, samples: Sequence[Sample], step: int, watch: Watch | None) -> dict[str, float]:
         config = self._config
-        kept = with_peers(samples, config.adv_estimator)
-        if not kept:
+        peers = with_peers(samples, config.adv_estimator)
+        if not peers:
             raise RunError(
                 f"step {step} has {len(samples)} samples, none with a peer in its group, as {config.adv_estimator} "
                 f"needs: raise {self._phase}.n, or use {self._phase}.adv_estimator=reinforce_plus_plus"
             )
-        batch = self._batch(kept)
+        batch = self._batch(peers)
         metrics: dict[str, float] = {}
         started = time.perf_counter()
         metrics |= self._prepare(batch, step)
@@ -194,8 +194,8 @@ class PpoEngine:
         self.updates += 1
         seconds = time.perf_counter() - started
         return metrics | {
-            **group_figures(kept),
-            "group/alone": float(len(samples) - len(kept)),
+            **group_figures(peers),
+            "group/alone": float(len(samples) - len(peers)),
             "perf/total_num_tokens": float(sum(batch.sizes)),
             "perf/time_per_step": seconds,
             "perf/throughput": sum(batch.sizes) / seconds,
@@ -241,7 +241,7 @@ class PpoEngine:
         from verl.utils.torch_functional import masked_mean
 
         config, metrics = self._config, {}
-        rewards = at_last_token([one.reward for one in batch.samples], batch.mask)
+        rewards = at_last_token([sample.reward for sample in batch.samples], batch.mask)
         if self._kl_in_reward:
             # Like apply_kl_penalty in VeRL's trainer.
             old: Any = batch.columns["old_log_probs"]
@@ -256,7 +256,7 @@ class PpoEngine:
             config.adv_estimator,
             rewards,
             batch.mask,
-            [one.group for one in batch.samples],
+            [sample.group for sample in batch.samples],
             values=batch.columns.get("values"),
             gamma=config.gamma,
             lam=config.lam,
@@ -270,11 +270,12 @@ class PpoEngine:
         from verl.workers.utils.padding import no_padding_2_padding
 
         budget = max(self._verl.engine.infer_max_token_len_per_gpu, *batch.sizes)
-        own = batch.share(batch.bundles(budget), budget)
-        data = batch.packed(own, compute_loss=False, max_token_len_per_gpu=budget, **settings)
+        bundles = batch.share(batch.bundles(budget), budget)
+        data = batch.packed(bundles, compute_loss=False, max_token_len_per_gpu=budget, **settings)
         output = worker.infer_batch(data)
         names = [name for name in ("log_probs", "entropy", "values") if name in output]
-        return {name: batch.gathered(own, no_padding_2_padding(tu.get(output, name), data).float()) for name in names}
+        padded = {name: no_padding_2_padding(tu.get(output, name), data).float() for name in names}
+        return {name: batch.gathered(bundles, values) for name, values in padded.items()}
 
     def _train(
         self, worker: "TrainingWorker", batch: Batch, columns: Sequence[str], verl: Any, prefix: str, step: int
@@ -310,7 +311,7 @@ class PpoEngine:
                     disable_auto_offload=True,
                 )
                 outputs.append(tu.get(worker.train_batch(data), "metrics"))
-        good = [one for one in outputs if math.isfinite(one["grad_norm"])]  # VeRL leaves out the other steps.
+        good = [output for output in outputs if math.isfinite(output["grad_norm"])]  # VeRL leaves out the other steps.
         steps = {"optimizer_steps": float(len(good)), "nonfinite_grads": float(len(outputs) - len(good))}
         metrics = steps | (reduce(good) if good else {})
         return {key if "/" in key else f"{prefix}{key}": value for key, value in metrics.items()}

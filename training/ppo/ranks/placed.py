@@ -100,8 +100,8 @@ class PlacedRanks:
         remote: Any = ray.remote
         for rank in range(ranks):
             where = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank)
-            made = remote(num_cpus=cpus, num_gpus=gpus, max_restarts=0, scheduling_strategy=where)(NodeRank)
-            self._actors.append(made.remote())
+            node_rank = remote(num_cpus=cpus, num_gpus=gpus, max_restarts=0, scheduling_strategy=where)(NodeRank)
+            self._actors.append(node_rank.remote())
         # Ray shows each rank its own GPUs only, so it is the first there.
         places = [meeting.place(rank, 0, 1) for rank in range(ranks)]
         started = [actor.start.remote(place, folder) for actor, place in zip(self._actors, places, strict=True)]
@@ -117,32 +117,32 @@ class PlacedRanks:
         if self._group is not None:
             remove_placement_group(self._group)
 
-    def _answers(self, asked: list[Any]) -> list[Any]:
+    def _answers(self, references: list[Any]) -> list[Any]:
         """The answers by rank. The first error is raised at once: others may wait for that rank for ever."""
         import ray
         from ray.exceptions import RayError
 
-        waiting = list(asked)
+        waiting = list(references)
         try:
             while waiting:
                 ready, waiting = ray.wait(waiting, num_returns=1)
                 ray.get(ready)
-            return ray.get(asked)
+            return ray.get(references)
         except RayError as error:
             if isinstance(cause := getattr(error, "cause", None), ChimeraError):
                 raise cause from None
-            raise self._lost(asked, error) from error
+            raise self._lost(references, error) from error
 
-    def _lost(self, asked: list[Any], error: BaseException) -> RankLost:
+    def _lost(self, references: list[Any], error: BaseException) -> RankLost:
         """Names a rank that is gone rather than one that failed for want of it."""
         import ray
         from ray.exceptions import RayActorError, RayError
 
-        for answer in ray.wait(asked, num_returns=len(asked), timeout=BLAME_S)[0]:
+        for answer in ray.wait(references, num_returns=len(references), timeout=BLAME_S)[0]:
             try:
                 ray.get(answer)
             except RayActorError as gone:
-                return RankLost(f"{self._named(asked.index(answer))} was lost: {first_line(gone)}")
+                return RankLost(f"{self._named(references.index(answer))} was lost: {first_line(gone)}")
             except RayError:
                 continue
         return RankLost(f"a rank failed: {first_line(error)}")
@@ -158,6 +158,6 @@ def _interface(address: str) -> str | None:
     import psutil
 
     for name, addresses in psutil.net_if_addrs().items():
-        if any(one.address == address for one in addresses):
+        if any(entry.address == address for entry in addresses):
             return name
     return loopback() if is_loopback(address) else None  # Such as 127.0.0.2.

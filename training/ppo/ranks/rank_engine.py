@@ -35,16 +35,16 @@ class SharedBatch(Batch):
         """This rank's micro-batches."""
         import torch.distributed as dist
 
-        prompts = [len(one.prompt_ids) for one in self.samples]
+        prompts = [len(sample.prompt_ids) for sample in self.samples]
         return plan(bundles, self.sizes, prompts, ranks=dist.get_world_size(), budget=budget)[dist.get_rank()]
 
-    def gathered(self, own: Sequence[Sequence[int]], values: "Tensor") -> "Tensor":
+    def gathered(self, bundles: Sequence[Sequence[int]], values: "Tensor") -> "Tensor":
         """The values that all ranks have computed."""
         import torch
         import torch.distributed as dist
 
         whole = torch.zeros(self.mask.shape, dtype=values.dtype, device=values.device)
-        for place, row in enumerate(_padded(own)):
+        for place, row in enumerate(_padded(bundles)):
             if row is not None:
                 whole[row, : values.shape[1]] = values[place]
         dist.all_reduce(whole)  # Every row has one rank; the others add zeros.
@@ -59,7 +59,7 @@ class SharedBatch(Batch):
         data = super().packed([[row or 0] for row in rows], columns, **{MICRO_BATCHES: sizes}, **settings)
         for name in MASKS if None in rows else ():
             masks = zip(rows, data[name].unbind(), strict=True)
-            counts = [torch.zeros_like(one) if row is None else one for row, one in masks]
+            counts = [torch.zeros_like(mask) if row is None else mask for row, mask in masks]
             data[name] = torch.nested.as_nested_tensor(counts, layout=torch.jagged)
         return data
 

@@ -26,9 +26,9 @@ def plan(
     largest = max(sum(sizes[row] for bundle in mine for row in bundle) for mine in pieces)
     count = math.ceil(largest / budget)
     while True:
-        found = [_micro_batches(mine, sizes, count) for mine in pieces]
-        if all(sum(sizes[row] for row in rows) <= budget for mine in found for rows in mine):
-            return found
+        micro_batches = [_micro_batches(mine, sizes, count) for mine in pieces]
+        if all(sum(sizes[row] for row in rows) <= budget for mine in micro_batches for rows in mine):
+            return micro_batches
         count += 1
 
 
@@ -81,5 +81,5 @@ def _balanced(weights: Sequence[int], parts: int) -> list[list[int]]:
     """Places of `weights` in so many parts of about equal sums (VeRL's Karmarkar-Karp)."""
     from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
 
-    found: Any = get_seqlen_balanced_partitions(list(weights), parts, equal_size=False)
-    return found
+    partitions: Any = get_seqlen_balanced_partitions(list(weights), parts, equal_size=False)
+    return partitions

@@ -213,23 +213,23 @@ def _build(config: PpoSettings, phase: str, kind: type[Any], part: str, base: Ma
 def _made(kind: type[Any], values: Mapping[str, Any], where: str) -> Any:
     """Make an object of VeRL's configuration class. Nested mappings become the classes of their fields."""
     fields = {field.name: field for field in dataclasses.fields(kind)}
-    made: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for key, value in values.items():
         if key not in fields:
             raise ConfigError(f"{where}.{key} is unknown{_closest(key, fields)}: the keys are {_listed(fields)}")
         factory = fields[key].default_factory
         if isinstance(value, Mapping) and isinstance(factory, type) and dataclasses.is_dataclass(factory):
             value = _made(factory, value, f"{where}.{key}")
-        made[key] = tuple(value) if key == "betas" else value
+        arguments[key] = tuple(value) if key == "betas" else value
     try:
-        return kind(**made)
+        return kind(**arguments)
     except (AssertionError, TypeError, ValueError) as error:
         raise ConfigError(f"{where}: VeRL refuses it ({type(error).__name__}: {error})") from error
 
 
-def _closest(name: str, known: Any) -> str:
-    found = suggestion(name, known)
-    return f" ({found})" if found else ""
+def _closest(name: str, names: Any) -> str:
+    hint = suggestion(name, names)
+    return f" ({hint})" if hint else ""
 
 
 def _listed(names: Any) -> str:

@@ -241,17 +241,17 @@ class TreeEngine(_AnyBase):
         if TREE not in output_args:
             return super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
         places, which = output_args[TREE]
-        given = output.logits.squeeze(0).float()
+        logits = output.logits.squeeze(0).float()
         if which is None:
             columns = ("log_probs", "entropy")[: 1 + _wants_entropy(micro_batch)]
-            found = dict(zip(columns, given.unbind(-1), strict=False))
+            scores = dict(zip(columns, logits.unbind(-1), strict=False))
         else:
-            found = self._scores(given, which, places, output_args, micro_batch)
+            scores = self._scores(logits, which, places, output_args, micro_batch)
         ids = micro_batch["input_ids"]
-        empty = torch.zeros(len(ids.values()), device=given.device)
+        empty = torch.zeros(len(ids.values()), device=logits.device)
         return {
             name: torch.nested.nested_tensor_from_jagged(empty.index_put((places,), values), ids.offsets())
-            for name, values in found.items()
+            for name, values in scores.items()
         }
 
     def _scores(
@@ -262,10 +262,10 @@ class TreeEngine(_AnyBase):
             logits = logits / _temperature(output_args)
         total = logits.logsumexp(dim=-1)
         labels = output_args["input_ids_rmpad_rolled"][places]
-        found = {"log_probs": logits[which, labels] - total[which]}
+        scores = {"log_probs": logits[which, labels] - total[which]}
         if _wants_entropy(micro_batch):
-            found["entropy"] = (total - (logits.softmax(dim=-1) * logits).sum(dim=-1))[which]
-        return found
+            scores["entropy"] = (total - (logits.softmax(dim=-1) * logits).sum(dim=-1))[which]
+        return scores
 
     def _ask(self, places: Tensor, output_args: dict[str, Any], micro_batch: "TensorDict") -> None:
         """Make the next forward pass score the labels of these places, a chunk at a time."""
@@ -322,13 +322,13 @@ def sum_metrics(loss: Callable[..., Any]) -> Callable[..., Any]:
     def compute(model_output: Any, data: Any, dp_group: Any = None) -> tuple[Any, dict[str, Any]]:
         share = float(data["response_mask"].values().sum()) * data["dp_size"] / data["batch_num_tokens"]
         value, metrics = loss(model_output=model_output, data=data, dp_group=dp_group)
-        found = {}
-        for name, one in metrics.items():
-            plain = not isinstance(one, Metric)
-            if plain or one.aggregation == AggregationType.MEAN:
-                one = Metric(AggregationType.SUM, share * (one if plain else one.aggregate()))
-            found[name] = one
-        return value, found
+        sums = {}
+        for name, metric in metrics.items():
+            plain = not isinstance(metric, Metric)
+            if plain or metric.aggregation == AggregationType.MEAN:
+                metric = Metric(AggregationType.SUM, share * (metric if plain else metric.aggregate()))
+            sums[name] = metric
+        return value, sums
 
     return compute
 

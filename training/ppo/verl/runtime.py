@@ -62,8 +62,8 @@ def load_verl(device: Literal["auto", "cpu", "cuda"] = "auto") -> Device:
 def _import_for(device: str) -> Device:
     import torch
 
-    found: Device = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
-    if device not in ("auto", found):
+    actual_device: Device = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
+    if device not in ("auto", actual_device):
         raise ConfigError(f"device {device!r} was asked for and torch sees no GPU: use 'auto' or 'cpu'")
     root = logging.getLogger()
     handlers = root.handlers[:]
@@ -73,13 +73,13 @@ def _import_for(device: str) -> Device:
 
         from training.ppo.verl.patches import CpuPlatform, mend
 
-        if found == "cpu":
+        if actual_device == "cpu":
             platforms.set_platform(CpuPlatform())
         importlib.import_module("verl.workers.engine")
-    for added in [one for one in root.handlers if one not in handlers]:
+    for added in [handler for handler in root.handlers if handler not in handlers]:
         root.removeHandler(added)
-    mend(found)
-    return found
+    mend(actual_device)
+    return actual_device
 
 
 @contextmanager

@@ -84,7 +84,7 @@ def rewards(spans: Sequence[SpanLike]) -> tuple[float | None, dict[str, float]]:
             return primary.value, {part.name: part.value for part in others}
         if (value := agl.get_reward_value(span)) is not None:
             return value, {}
-        known = {key: value for key, value in (span.attributes or {}).items() if key.startswith(PARTS)}
-        if span.name == AGL_ANNOTATION and known:
-            return None, {key.removeprefix(PARTS): float(value) for key, value in known.items()}  # pyright: ignore[reportArgumentType]  numbers, as `reward_span` writes them
+        parts = {key: value for key, value in (span.attributes or {}).items() if key.startswith(PARTS)}
+        if span.name == AGL_ANNOTATION and parts:
+            return None, {key.removeprefix(PARTS): float(value) for key, value in parts.items()}  # pyright: ignore[reportArgumentType]  numbers, as `reward_span` writes them
     return None, {}
