@@ -89,7 +89,7 @@ def defined_in(path: str) -> frozenset[str]:
 
 
 def test_every_noun_of_the_concepts_is_defined_where_they_say() -> None:
-    rows = {noun: place for noun, place in re.findall(r"^\| (\w+) \|.*\| (.*) \|$", CONCEPTS, re.MULTILINE)}
+    rows = dict(re.findall(r"^\| (\w+) \|.*\| (.*) \|$", CONCEPTS, re.MULTILINE))
     assert tuple(noun for noun in rows if noun != "noun") == NOUNS
     named = r"`([\w.]+)` in\s+`([\w/]+\.py)`"
     assert all(re.search(named, rows[noun]) for noun in NOUNS)
