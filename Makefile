@@ -5,7 +5,7 @@
 # make bench   runs every benchmark, some ten minutes;  make bench ARGS=--tiny shows in one minute that they run
 # make docs    builds the pages of docs/ into build/docs/index.html, and refuses broken links
 # make real-size   serves and trains a model of Qwen2.5-0.5B's size with random weights: 13 GiB of memory, some minutes
-# make notebooks   runs the notebooks again, outputs and all: the second shows the latest run, which needs a report
+# make notebooks   runs the notebooks again, outputs and all: the second shows the latest run that has a report, the third trains one
 # Variables: PYTHON (3.11 or 3.12), VENV, TORCH_INDEX (package index to take torch from, such as one with CPU builds),
 # TEST_PROCESSES (test files run at a time).
 
@@ -62,7 +62,7 @@ docs: setup
 	$(VENV)/bin/mkdocs build --strict --quiet
 
 notebooks: setup
-	$(VENV)/bin/jupyter execute --inplace --timeout=300 notebooks/*.ipynb
+	$(VENV)/bin/jupyter execute --inplace --timeout=900 notebooks/*.ipynb
 
 bench: setup
 	@set -e; for file in $$(grep -rl --include='*.py' '^    main()$$' benchmarks | sort); do \

@@ -1,4 +1,4 @@
-"""Both notebooks run, show what they promise and hold no logic; `make notebooks` makes their outputs again."""
+"""The notebooks run, show what they promise and hold no logic; `make notebooks` makes their outputs again."""
 
 import ast
 import os
@@ -12,6 +12,7 @@ from message_kit import refused
 from nbclient import NotebookClient
 
 from agents.roles import ROLES
+from chimera.config.roles import JUNIORS
 from chimera.core.errors import ConfigError, RunError
 from chimera.eval import main
 from chimera.run.directory import Run
@@ -26,9 +27,11 @@ from training.configuration import load_config
 pytestmark = pytest.mark.whole
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
-SOCIETY, REPORT = NOTEBOOKS / "01_society.ipynb", NOTEBOOKS / "02_training_report.ipynb"
-BOTH = pytest.mark.parametrize("path", [SOCIETY, REPORT], ids=lambda path: path.stem)
+SOCIETY, REPORT, TRAINING = ALL = tuple(sorted(NOTEBOOKS.glob("*.ipynb")))
+EACH = pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
 MACHINE_PATH = re.compile(r"/(?:work|tmp|root|home|Users)/")
+COMMAND = re.compile("^!.*", re.MULTILINE)
+"""A line that runs a command as a user does."""
 LOGIC = (
     *(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda),
     *(ast.If, ast.IfExp, ast.For, ast.While, ast.Try, ast.comprehension, ast.BinOp, ast.BoolOp, ast.Compare),
@@ -75,6 +78,32 @@ def check_society(notebook):
     assert "generated-0-" in outputs(notebook, "step.sources")[0]["text/html"]
 
 
+def check_training(notebook):
+    (command,) = [cell for cell in code_cells(notebook) if "chimera.train" in cell.source]
+    said = "".join(output.text for output in command.outputs if output.name == "stdout")
+    for policy in ("junior@sft", "refiner@ppo-1", "senior@design-1", "Supervisor@bandit"):
+        assert re.search(rf"^gate: {policy} (is live|was rolled back)", said, re.MULTILINE)
+    (trace,) = outputs(notebook, "HTML(render(")
+    for role in ROLES:
+        assert re.search(rf"<summary>(<b>)?{role}\b", trace["text/html"])
+    for source, words in {
+        "episode.conversations(": JUNIORS,
+        "conversations[0].messages": ("'role': 'assistant'",),
+        "episode.calls(": ("prompt_ids", *JUNIORS, "HypothesisRefiner", "ProtocolDesigner"),
+        "'sft'": ("loss",),
+        "'ppo', 'design'": ("branches/informative", "ppo", "design"),
+        "'bandit'": ("gain",),
+        "'gate'": ("verdict", "sft", "ppo", "design", "bandit"),
+        "'went_live'": ("junior@sft", "refiner@ppo-1", "senior@design-1", "Supervisor@bandit"),
+    }.items():
+        (shown,) = outputs(notebook, source)
+        assert all(word in shown["text/plain"] for word in words), source
+    author, propensities, reward, hindsight = outputs(notebook, "episode.choice()")
+    assert author["text/plain"].strip("'") in JUNIORS
+    assert all(junior in data["text/plain"] for data in (propensities, hindsight) for junior in JUNIORS)
+    assert float(reward["text/plain"]) > 0
+
+
 def check_report(notebook, curves):
     for name in curves:
         drawing, caption = outputs(notebook, f'report.plot("{name}")')
@@ -96,6 +125,10 @@ def check_report(notebook, curves):
 
 def test_the_society_answers_in_the_notebook(tmp_path):
     check_society(execute(SOCIETY, tmp_path))
+
+
+def test_a_run_is_trained_in_the_notebook(tmp_path):
+    check_training(execute(TRAINING, tmp_path, **{"../runs": str(tmp_path / "runs")}))
 
 
 @pytest.fixture(scope="module")
@@ -161,13 +194,15 @@ def test_a_finished_run_is_read_in_the_notebook(run, tmp_path):
     assert "ppo has not run" in why["text/markdown"]
 
 
-@BOTH
+@EACH
 def test_what_is_committed_was_executed_in_order_and_names_no_machine(path):
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     assert [cell.execution_count for cell in code_cells(notebook)] == list(range(1, len(code_cells(notebook)) + 1))
+    printed = [cell for cell in code_cells(notebook) if any(output.output_type == "stream" for output in cell.outputs)]
+    assert all(COMMAND.search(cell.source) for cell in printed), "no warnings"
     kinds = {output.output_type for cell in code_cells(notebook) for output in cell.outputs}
-    assert kinds <= {"display_data", "execute_result"}, "neither errors nor warnings"
+    assert kinds <= {"display_data", "execute_result", "stream"}, "no errors"
     text = path.read_text(encoding="utf-8")
     assert not MACHINE_PATH.findall(text)
     assert len(text.encode()) < 1_500_000
@@ -175,16 +210,17 @@ def test_what_is_committed_was_executed_in_order_and_names_no_machine(path):
 
 def test_what_is_committed_shows_what_it_promises():
     check_society(nbformat.read(SOCIETY, as_version=4))
+    check_training(nbformat.read(TRAINING, as_version=4))
     check_report(
         nbformat.read(REPORT, as_version=4), ["reward", "parts", "sft", "ppo", "bandit", "stages", "confusion"]
     )
 
 
-@BOTH
+@EACH
 def test_cells_are_short_and_hold_no_logic(path):
     for cell in code_cells(nbformat.read(path, as_version=4)):
         assert len(cell.source.splitlines()) <= 6
-        tree = ast.parse(cell.source)
+        tree = ast.parse(COMMAND.sub("", cell.source))
         assert [type(node).__name__ for node in ast.walk(tree) if isinstance(node, LOGIC)] == []
         for loop in (node for node in ast.walk(tree) if isinstance(node, ast.AsyncFor)):
             assert [ast.unparse(line) for line in loop.body] == ["display(step)"]

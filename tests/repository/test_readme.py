@@ -1,8 +1,10 @@
 """The promises of the README and of docs/ that a machine can check."""
 
+import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -52,12 +54,8 @@ def test_every_page_is_in_the_overview() -> None:
     assert set(re.findall(r"\]\((\S+\.md)\)", overview)) == pages
 
 
-TREES = ((README, "## How it is built"), (PAGES[ROOT / "docs/inside.md"], "## Where things are"))
-
-
-def test_the_file_trees_are_equal_and_name_real_files() -> None:
-    (tree,) = {text.split(title)[1].split("```text\nchimera/")[1].split("```")[0] for text, title in TREES}
-    tree = f"chimera/{tree}"
+def test_the_file_tree_names_real_files() -> None:
+    tree = README.split("## How it is built")[1].split("```text\n")[1].split("```")[0]
     folder, missing = ROOT, []
     for line in tree.strip().splitlines():
         names = re.split(r"\s{2,}", line.strip())[0].split()
@@ -67,6 +65,38 @@ def test_the_file_trees_are_equal_and_name_real_files() -> None:
         root = ROOT if not line.startswith(" ") else folder
         missing += [name for name in names if not list(root.glob(name.rstrip("/")))]
     assert not missing
+
+
+CONCEPTS = PAGES[ROOT / "docs/concepts.md"]
+NOUNS = (
+    *("task", "role", "slot", "rollout", "episode", "call", "policy", "phase", "bench", "stage", "branch", "state"),
+    *("candidate", "gate", "score", "reward", "credit", "advantage", "label", "answer", "decision"),
+)
+
+
+@cache
+def defined_in(path: str) -> frozenset[str]:
+    """The classes, functions and variables of a module, and the methods of its classes as Class.method."""
+    names: list[str] = []
+    for node in ast.parse((ROOT / path).read_text(encoding="utf-8")).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        names += [target.id for target in targets if isinstance(target, ast.Name)]
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            names.append(node.name)
+            methods = [one for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+            names += [f"{node.name}.{method.name}" for method in methods]
+    return frozenset(names)
+
+
+def test_every_noun_of_the_concepts_is_defined_where_they_say() -> None:
+    rows = dict(re.findall(r"^\| (\w+) \|.*\| (.*) \|$", CONCEPTS, re.MULTILINE))
+    assert tuple(noun for noun in rows if noun != "noun") == NOUNS
+    named = r"`([\w.]+)` in\s+`([\w/]+\.py)`"
+    assert all(re.search(named, rows[noun]) for noun in NOUNS)
+    steps = re.findall(r"^\d\. `([\w/]+\.py)`: (.*)$", CONCEPTS, re.MULTILINE)
+    assert len(steps) == 5
+    pairs = re.findall(named, CONCEPTS) + [(name, path) for path, text in steps for name in re.findall("`(.+?)`", text)]
+    assert [pair for pair in pairs if pair[0] not in defined_in(pair[1])] == []
 
 
 OF_RECIPES = [
