@@ -48,11 +48,7 @@ class RunsFolder:
     def folders(self) -> dict[str, int]:
         """Folders that hold runs of their own, such as a study's, with the number of these runs."""
         below = sorted(self.path.iterdir()) if self.path.is_dir() else []
-        return {
-            folder.name: len(list_runs(folder))
-            for folder in below
-            if folder.is_dir() and any(folder.glob("*/config.yaml"))
-        }
+        return {path.name: len(list_runs(path)) for path in below if path.is_dir() and any(path.glob("*/config.yaml"))}
 
     def open(self, name: str) -> WatchedRun:
         """The run `name`.
