@@ -350,7 +350,9 @@ class _Work:
         from chimera.show.card import show
 
         working = self.console.status("the juniors read") if self.console.is_terminal else nullcontext()
-        answer = self.society.answer(self.brief, self.config.seed, select=self.selector, kept=self.kept, said=verdict)
+        answer = self.society.answer(
+            self.brief, self.config.seed, select=self.selector, kept_question=self.kept, verdict=verdict
+        )
         async with aclosing(answer) as steps:
             with working as status:
                 async for step in steps:

@@ -60,7 +60,7 @@ def show(console: Console, blocks: Sequence[Block]) -> None:
 def lines(blocks: Sequence[Block]) -> str:
     """`blocks` as a pipe gets them."""
     file = StringIO()
-    show(Console(file=file, highlight=False), blocks)
+    show(Console(file=file, highlight=False, force_terminal=False, force_jupyter=False), blocks)
     return file.getvalue()
 
 

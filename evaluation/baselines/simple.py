@@ -83,11 +83,11 @@ def tfidf(train: Sequence[ResearchTask], tasks: Sequence[ResearchTask]) -> list[
         ValueError: There is no training task.
     """
 
-    def features(known: Sequence[ResearchTask], asked: Sequence[ResearchTask]) -> tuple[Any, Any]:
+    def features(train: Sequence[ResearchTask], tasks: Sequence[ResearchTask]) -> tuple[Any, Any]:
         from sklearn.feature_extraction.text import TfidfVectorizer
 
         counted = TfidfVectorizer(token_pattern=NUMBERS_TOO)
-        return counted.fit_transform(map(_text, known)), counted.transform(map(_text, asked))
+        return counted.fit_transform(map(_text, train)), counted.transform(map(_text, tasks))
 
     return _regression(TFIDF, features, train, tasks)
 
@@ -101,8 +101,8 @@ def reader(train: Sequence[ResearchTask], tasks: Sequence[ResearchTask]) -> list
         ValueError: There is no training task.
     """
 
-    def features(known: Sequence[ResearchTask], asked: Sequence[ResearchTask]) -> tuple[Any, Any]:
-        return _read(known), _read(asked)
+    def features(train: Sequence[ResearchTask], tasks: Sequence[ResearchTask]) -> tuple[Any, Any]:
+        return _read(train), _read(tasks)
 
     return _regression(READER, features, train, tasks)
 
@@ -125,8 +125,8 @@ def _regression(
 
     from sklearn.linear_model import LogisticRegression
 
-    known, asked = features(train, tasks)
-    predicted = LogisticRegression(max_iter=1000).fit(known, labels).predict(asked)
+    train_features, task_features = features(train, tasks)
+    predicted = LogisticRegression(max_iter=1000).fit(train_features, labels).predict(task_features)
     return [BaselineAnswer(name, task.id, 0, str(label)) for task, label in zip(tasks, predicted, strict=True)]
 
 

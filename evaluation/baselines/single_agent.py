@@ -65,10 +65,10 @@ async def single_agent(
     options = shown_options(brief.options)
     messages = opening(ROLE, brief.goal, options=options, sources=quotable(given_sources(brief), quotes))
     form = answer_format(ROLE, messages, quotes)
-    found: list[BaselineAnswer] = []
+    answers: list[BaselineAnswer] = []
     together = samples
-    while (left := samples - len(found)) > 0:
-        number = first + len(found)
+    while (left := samples - len(answers)) > 0:
+        number = first + len(answers)
         try:
             got = await model.choices(key, messages, response_format=form, seed=seed + number, n=min(together, left))
         except UnreachableError:
@@ -78,11 +78,13 @@ async def single_agent(
                 together = 1  # many servers refuse a request for several answers
                 continue
             reason = f"the model failed: {error}"
-            asked = range(number, number + min(together, left))
-            found += [BaselineAnswer(name, task.id, repeat, None, reason, 1, sample=one) for one in asked]
+            numbers = range(number, number + min(together, left))
+            answers += [BaselineAnswer(name, task.id, repeat, None, reason, 1, sample=sample) for sample in numbers]
             continue
-        found += [_read(name, task, repeat, number + place, one, messages) for place, one in enumerate(got[:left])]
-    return found
+        answers += [
+            _read(name, task, repeat, number + place, choice, messages) for place, choice in enumerate(got[:left])
+        ]
+    return answers
 
 
 def _read(

@@ -26,33 +26,33 @@ PARTS = (baselines.UNREVIEWED, baselines.JUNIOR_VOTE)
 def work(study: Study) -> dict[str, dict[str, float | None]]:
     """Mean model calls ("calls") and tokens read and written ("tokens"): per rollout of each stage and per answer of
     each baseline. None if they are not recorded."""
-    found: dict[str, dict[str, float | None]] = {}
+    means: dict[str, dict[str, float | None]] = {}
     for name, answers in study.answers.items():
         counts = [record.counts for record in answers.records if record.counts]
-        found[name] = {
-            "calls": _mean(one["model_calls"] for one in counts),
-            "tokens": _mean(one["prompt_tokens"] + one["completion_tokens"] for one in counts),
+        means[name] = {
+            "calls": _mean(counts_row["model_calls"] for counts_row in counts),
+            "tokens": _mean(counts_row["prompt_tokens"] + counts_row["completion_tokens"] for counts_row in counts),
         }
     for name in answers_by_baseline(study.baselines):
-        own = [one for one in study.baselines if one.baseline == name and one.calls is not None]
-        found[name] = {
-            "calls": _mean(one.calls for one in own if one.calls is not None),
-            "tokens": _mean(one.prompt_tokens + one.completion_tokens for one in own),
+        counted_answers = [answer for answer in study.baselines if answer.baseline == name and answer.calls is not None]
+        means[name] = {
+            "calls": _mean(answer.calls for answer in counted_answers if answer.calls is not None),
+            "tokens": _mean(answer.prompt_tokens + answer.completion_tokens for answer in counted_answers),
         }
-    return found
+    return means
 
 
 def levels(study: Study) -> dict[str, dict[str, Any]]:
     """For each level of difficulty, the number of tasks and each stage's and baseline's share of right answers with its
     interval, over the tasks that it was asked. Empty if no task has a level."""
-    found: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     by_name = {name: answers_of(answers) for name, answers in study.answers.items()}
     by_name |= answers_by_baseline(study.baselines)
     for level in sorted({task.level for task in study.plan.tasks if task.level is not None}):
         tasks = [task for task in study.plan.tasks if task.level == level]
         right = {name: _right(study, answers, tasks) for name, answers in by_name.items()}
-        found[str(level)] = {"tasks": len(tasks), "right": {name: one for name, one in right.items() if one}}
-    return found
+        rows[str(level)] = {"tasks": len(tasks), "right": {name: mean for name, mean in right.items() if mean}}
+    return rows
 
 
 def strongest(study: Study) -> str | None:
@@ -74,10 +74,10 @@ def strongest(study: Study) -> str | None:
 def beside(study: Study) -> list[str]:
     """Names on the first screen: the last stage, the baselines that it is compared with, and the strongest."""
     final = study.plan.final.name
-    known, best = answers_by_baseline(study.baselines), strongest(study)
+    answers, best = answers_by_baseline(study.baselines), strongest(study)
     junior = study.plan.alone_of(study.plan.final).name
     names = [baselines.of_stage(kind, stage) for kind in BESIDE for stage in dict.fromkeys((final, junior))]
-    shown = [name for name in (*names, baselines.READER) if name in known]
+    shown = [name for name in (*names, baselines.READER) if name in answers]
     return [final, *shown, *([best] if best is not None and best not in shown else [])]
 
 
@@ -89,9 +89,9 @@ def _right(study: Study, answers: TaskAnswers, tasks: Iterable[PlannedTask]) -> 
 
 def _hits(answers: TaskAnswers, tasks: Iterable[PlannedTask]) -> list[float]:
     """The share of right answers to each task that was asked."""
-    return [fmean(one == task.label for one in answers[task.id]) for task in tasks if task.id in answers]
+    return [fmean(answer == task.label for answer in answers[task.id]) for task in tasks if task.id in answers]
 
 
 def _mean(values: Iterable[float]) -> float | None:
-    found = list(values)
-    return fmean(found) if found else None
+    numbers = list(values)
+    return fmean(numbers) if numbers else None

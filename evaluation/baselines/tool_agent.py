@@ -19,8 +19,8 @@ from evaluation.records.study import BaselineAnswer
 def all_tools(roles: RolesConfig) -> tuple[str, ...]:
     """The names of the tools that any role has, Chimera's own first and in their order."""
     named = dict.fromkeys(name for names in roles.tool_names().values() for name in names)
-    own = [name for name in OWN_TOOLS if name in named]
-    return (*own, *(name for name in named if name not in own))
+    own_tools = [name for name in OWN_TOOLS if name in named]
+    return (*own_tools, *(name for name in named if name not in own_tools))
 
 
 async def tool_agent(
@@ -58,8 +58,10 @@ async def tool_agent(
     sources = given_sources(brief) if config.society.evidence == "given" else None
     answer, error = None, None
     try:
-        found, _ = await visit(ROLE, {"sources": sources}, cast(ResearchState, state), context, number=1, attempt=1)
-        answer = found.stance
+        hypothesis, _ = await visit(
+            ROLE, {"sources": sources}, cast(ResearchState, state), context, number=1, attempt=1
+        )
+        answer = hypothesis.stance
     except UnreachableError:
         raise
     except ChimeraError as fault:

@@ -41,9 +41,9 @@ def majority_of(answers: Sequence[Label | None], favourite: Label | None = None)
         answers: The answers in order; None does not vote.
         favourite: Wins a tie if it is among the commonest. Otherwise the first of them wins.
     """
-    given: list[Label] = [answer for answer in answers if answer is not None]
-    most = max(map(given.count, given), default=0)
-    commonest: list[Label] = [answer for answer in given if given.count(answer) == most]
+    votes: list[Label] = [answer for answer in answers if answer is not None]
+    most = max(map(votes.count, votes), default=0)
+    commonest: list[Label] = [answer for answer in votes if votes.count(answer) == most]
     if favourite is not None and favourite in commonest:
         return favourite
     return commonest[0] if commonest else None
@@ -108,23 +108,23 @@ def _consistency(
     for call in sorted(calls, key=lambda call: call.sample):
         if call.sample < k:
             votes.setdefault((call.task_id, call.repeat), []).append(call)
-    for (task_id, repeat), given in votes.items():
-        if len(given) == k:
+    for (task_id, repeat), votes_of_task in votes.items():
+        if len(votes_of_task) == k:
             yield _answer(
                 name,
                 (task_id, repeat),
-                majority_of([call.answer for call in given]),
+                majority_of([call.answer for call in votes_of_task]),
                 f"none of {k} answers could be read",
                 [
                     {"calls": call.calls or 0, "prompt": call.prompt_tokens, "completion": call.completion_tokens}
-                    for call in given
+                    for call in votes_of_task
                 ],
             )
 
 
 def _juniors(name: str, record: RolloutRecord) -> BaselineAnswer:
     """The juniors' majority. The supervisor's choice decides a tie, and then its calls count too."""
-    answers = [one["answer"] for one in record.outputs.get("initial_hypotheses", ())]
+    answers = [hypothesis["answer"] for hypothesis in record.outputs.get("initial_hypotheses", ())]
     tied = len(set(answers)) == len(answers) > 1
     chosen = record.outputs.get("selected_hypothesis", {}).get("answer")
     roles = (*JUNIORS, SUPERVISOR) if tied else JUNIORS

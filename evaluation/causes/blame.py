@@ -34,9 +34,9 @@ def examined(plan: Plan, records: Records, limit: int) -> list[Examined]:
     last = records[plan.final.name]
     if not recorded_steps(last):
         return []
-    wrong = [one for one in last if one.status == "succeeded" and one.answer != one.label][:limit]
-    others = [one for stage in plan.stages for one in records[stage.name]]
-    return [Examined(one, str(first_wrong_step(one)), _repair(one, others)) for one in wrong]
+    wrong = [record for record in last if record.status == "succeeded" and record.answer != record.label][:limit]
+    others = [record for stage in plan.stages for record in records[stage.name]]
+    return [Examined(record, str(first_wrong_step(record)), _repair(record, others)) for record in wrong]
 
 
 def _repair(record: RolloutRecord, others: Sequence[RolloutRecord]) -> Repair | None:
@@ -60,7 +60,7 @@ def _replayable(record: RolloutRecord) -> bool:
 def _right_junior(record: RolloutRecord) -> str | None:
     """The first junior whose answer is right."""
     hypotheses = record.outputs.get("initial_hypotheses", ())
-    return next((str(one["author"]) for one in hypotheses if one["answer"] == record.label), None)
+    return next((str(hypothesis["author"]) for hypothesis in hypotheses if hypothesis["answer"] == record.label), None)
 
 
 def blame(study: Study) -> dict[str, Any] | None:
@@ -73,53 +73,53 @@ def blame(study: Study) -> dict[str, Any] | None:
     limit = study.config.evaluation.blame
     if limit == 0:
         return None
-    found, last = study.examined, study.answers[study.plan.final.name].records
+    cases, last = study.examined, study.answers[study.plan.final.name].records
     return {
         "stage": study.plan.final.name,
-        "wrong": sum(one.status == "succeeded" and one.answer != one.label for one in last),
-        "examined": len(found),
-        "replays": sum(one.replay is not None for one in found),
-        "mended": sum(one.mended for one in found),
-        "share": _share(found, None, study),
-        "steps": {step: _step(found, step, study) for step in get_args(Repairable)},
+        "wrong": sum(record.status == "succeeded" and record.answer != record.label for record in last),
+        "examined": len(cases),
+        "replays": sum(case.replay is not None for case in cases),
+        "mended": sum(case.mended for case in cases),
+        "share": _share(cases, None, study),
+        "steps": {step: _step(cases, step, study) for step in get_args(Repairable)},
         "rollouts": [
             {
-                "id": one.record.rollout_id,
-                "step": one.step,
-                "replay": None if one.replay is None else one.replay.rollout_id,
-                "mended": one.mended,
+                "id": case.record.rollout_id,
+                "step": case.step,
+                "replay": None if case.replay is None else case.replay.rollout_id,
+                "mended": case.mended,
             }
-            for one in found
+            for case in cases
         ],
     }
 
 
-def _step(found: Sequence[Examined], step: Repairable, study: Study) -> dict[str, Any]:
-    own = [one for one in found if one.step == step]
-    replays = [one.replay for one in own if one.replay is not None]
+def _step(cases: Sequence[Examined], step: Repairable, study: Study) -> dict[str, Any]:
+    step_cases = [case for case in cases if case.step == step]
+    replays = [case.replay for case in step_cases if case.replay is not None]
     return {
-        "lost": len(own),
+        "lost": len(step_cases),
         "replays": len(replays),
-        "mended": sum(one.mended for one in own),
+        "mended": sum(case.mended for case in step_cases),
         "failed": sum(replay.status == "failed" for replay in replays),
-        "share": _share(found, step, study),
+        "share": _share(cases, step, study),
     }
 
 
-def shares_by_task(found: Sequence[tuple[str, bool]]) -> dict[str, tuple[int, int]]:
+def shares_by_task(outcomes: Sequence[tuple[str, bool]]) -> dict[str, tuple[int, int]]:
     """Of each task how many of its wrong answers were mended, and how many there are."""
     by_task: dict[str, tuple[int, int]] = {}
-    for task, mended in found:
+    for task, mended in outcomes:
         before = by_task.get(task, (0, 0))
         by_task[task] = (before[0] + mended, before[1] + 1)
     return by_task
 
 
-def _share(found: Sequence[Examined], step: Repairable | None, study: Study) -> dict[str, Any] | None:
+def _share(cases: Sequence[Examined], step: Repairable | None, study: Study) -> dict[str, Any] | None:
     """The mended share of the examined wrong answers, by a step's repair or by any, with its interval over tasks."""
-    if not found:
+    if not cases:
         return None
-    mended = [(one.record.task_id, one.mended and step in (None, one.step)) for one in found]
+    mended = [(case.record.task_id, case.mended and step in (None, case.step)) for case in cases]
     rows = np.array(list(shares_by_task(mended).values()), dtype=float)
     settings = interval_settings(study.config)
     share = bootstrap_statistic(rows, share_of_totals, **settings).dump()

@@ -47,7 +47,7 @@ def wrong_step(label: Label, answer: Label | None, outputs: Mapping[str, Any], *
     if failed:
         return "failed"
     initial, selected, refined = (outputs[name] for name in FIELDS)
-    if all(one["answer"] != label for one in initial):
+    if all(hypothesis["answer"] != label for hypothesis in initial):
         return "juniors"
     if selected["answer"] != label:
         return "supervisor"

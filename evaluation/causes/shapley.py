@@ -62,14 +62,14 @@ def shapley_values(players: Sequence[str], worth: Mapping[Coalition, Numbers]) -
         KeyError: The worth of a coalition is missing.
     """
     orders = factorial(len(players))
-    found: dict[str, Numbers] = {}
+    credits: dict[str, Numbers] = {}
     for player in players:
         total = np.zeros_like(worth[frozenset()], dtype=float)
         for coalition in coalitions.every([other for other in players if other != player]):
             before, after = len(coalition), len(players) - len(coalition) - 1
             total += factorial(before) * factorial(after) * (worth[coalition | {player}] - worth[coalition])
-        found[player] = total / orders
-    return found
+        credits[player] = total / orders
+    return credits
 
 
 def shares(study: Study) -> dict[str, Shares]:
@@ -80,13 +80,13 @@ def shares(study: Study) -> dict[str, Shares]:
     plan = study.plan
     if study.config.evaluation.contributions != "shapley" or not plan.learned:
         return {}
-    found: dict[str, Shares] = {}
+    shares_by_metric: dict[str, Shares] = {}
     for metric in metrics_of(study.config):
         if metric.name in METRICS and metric.value is not None:
             worth = _worth(study, metric.value)
             if len(worth[frozenset()]):
-                found[metric.name] = _shares(list(plan.learned), worth, metric, study.config)
-    return found
+                shares_by_metric[metric.name] = _shares(list(plan.learned), worth, metric, study.config)
+    return shares_by_metric
 
 
 def _worth(study: Study, value: Value) -> dict[Coalition, Numbers]:
@@ -97,15 +97,15 @@ def _worth(study: Study, value: Value) -> dict[Coalition, Numbers]:
         if stage is None:
             raise ValueError(f"the plan lacks the stage with {sorted(coalition)}, so there are no Shapley values")
         values[coalition] = values_of(value, study.answers[stage.name].records)
-    shared = set.intersection(*(set(found) for found in values.values()))
+    shared = set.intersection(*(set(scores) for scores in values.values()))
     keys = [
         of_task
         for task in study.plan.tasks
         if (of_task := [(task.id, repeat) for repeat in range(study.plan.repeats) if (task.id, repeat) in shared])
     ]
     return {
-        coalition: np.array([fmean(found[key] for key in of_task) for of_task in keys])
-        for coalition, found in values.items()
+        coalition: np.array([fmean(scores[key] for key in of_task) for of_task in keys])
+        for coalition, scores in values.items()
     }
 
 
@@ -113,14 +113,15 @@ def _shares(phases: Sequence[str], worth: Mapping[Coalition, Numbers], metric: M
     values = shapley_values(phases, worth)
     whole = worth[frozenset(phases)] - worth[frozenset()]
     return Shares(
-        {phase: _mean(found, metric, config) for phase, found in values.items()}, _mean(whole, metric, config)
+        {phase: _mean(phase_values, metric, config) for phase, phase_values in values.items()},
+        _mean(whole, metric, config),
     )
 
 
 def _mean(values: Numbers, metric: Metric, config: Config) -> Mean:
     """The mean of tasks' differences with its interval. All calls draw the same tasks."""
-    found = bootstrap_mean(values.tolist(), **interval_settings(config))
-    if metric.unit != "share" or found.low is None or values.any():
-        return found
-    unseen = unseen_share(found.n, config.evaluation.confidence)
-    return Mean(found.mean, -unseen, unseen, found.n)
+    mean = bootstrap_mean(values.tolist(), **interval_settings(config))
+    if metric.unit != "share" or mean.low is None or values.any():
+        return mean
+    unseen = unseen_share(mean.n, config.evaluation.confidence)
+    return Mean(mean.mean, -unseen, unseen, mean.n)

@@ -33,18 +33,18 @@ class AskOutcome:
         """True if a person has to confirm the decision."""
         return self.last is not None and self.last.waits_for is not None
 
-    def result(self, kept: str | None) -> dict[str, Any]:
-        """The result; `kept` is the name under which the work is kept, if it is."""
+    def result(self, question_name: str | None) -> dict[str, Any]:
+        """The result; `question_name` is the name under which the work is kept, if it is."""
         state = self._state
         sources = {
-            one.where: {"where": one.where, "title": one.title, "url": one.url, "real": one.real}
-            for one in (self.last.read if self.last else ())
+            source.where: {"where": source.where, "title": source.title, "url": source.url, "real": source.real}
+            for source in (self.last.read if self.last else ())
         }
         return {
             "question": self._question,
             **{name: state.get(field) for name, field in {**FIELDS, **MORE}.items()},
             "waits_for_a_person": self.waits,
-            "kept_as": kept,
+            "kept_as": question_name,
             "evidence": [{"quote": quote, "where": where} for quote, where in state.get("final_grounds", ())],
             "sources": list(sources.values()),
             "toy_models": self.toys,

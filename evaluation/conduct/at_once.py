@@ -14,11 +14,11 @@ async def at_once(
     """Results of `work` as they arrive, with at most `limit` running at a time. Closing it ends what still runs."""
     free = asyncio.Semaphore(limit)
 
-    async def one(item: Item) -> Found:
+    async def limited_work(item: Item) -> Found:
         async with free:
             return await work(item)
 
-    tasks = [asyncio.create_task(one(item)) for item in items]
+    tasks = [asyncio.create_task(limited_work(item)) for item in items]
     try:
         for done in asyncio.as_completed(tasks):
             yield await done

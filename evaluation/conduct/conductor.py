@@ -83,7 +83,7 @@ class Conductor:
         """The rollouts of `stage` that must still be made."""
         there = {} if self.again == "everything" else recorded(self.run, self.plan, stage)
         if self.again == "failed":
-            there = {key: found for key, found in there.items() if found[0].reward is not None}
+            there = {key: entry for key, entry in there.items() if entry[0].reward is not None}
         phase, seed = own_phase(self.plan.split, stage), self.config.seed
         return [
             replace(RolloutInput.of(task, GATE, repeat, seed), phase=phase)
@@ -94,21 +94,21 @@ class Conductor:
 
     def costs(self, todo: Mapping[str, Sequence[RolloutInput]]) -> dict[str, float]:
         """The expected cost of the parts of this evaluation, in rollouts (`training.watch.forecast`)."""
-        found: dict[str, float] = {}
+        costs: dict[str, float] = {}
         tasks, rollouts = len(self.plan.tasks), sum(map(len, todo.values()))
         for stage in self.plan.stages:
-            found[own_phase(self.plan.split, stage)] = len(todo[stage.name])
+            costs[own_phase(self.plan.split, stage)] = len(todo[stage.name])
         for stage in (self.plan.stages[0], self.plan.final) if rollouts else ():
-            found[f"single calls, {stage.title}"] = SINGLE_COST * tasks
-            found[f"{VOTES}, {stage.title}"] = VOTES_COST * tasks
-        return found | ({"second judge": JUDGE_COST * rollouts} if self.auditor is not None and rollouts else {})
+            costs[f"single calls, {stage.title}"] = SINGLE_COST * tasks
+            costs[f"{VOTES}, {stage.title}"] = VOTES_COST * tasks
+        return costs | ({"second judge": JUDGE_COST * rollouts} if self.auditor is not None and rollouts else {})
 
     def baselines(self) -> None:
         """Record the answers of baselines that need no model, and replace those learned from other training data."""
-        known = {(one.baseline, one.task_id, one.repeat): one for one in self._answered()}
+        earlier = {(answer.baseline, answer.task_id, answer.repeat): answer for answer in self._answered()}
         for answers in (majority, tfidf, reader):
-            found = answers(self.dataset.train, self._tasks())
-            new = [one for one in found if known.get((one.baseline, one.task_id, one.repeat)) != one]
+            computed = answers(self.dataset.train, self._tasks())
+            new = [row for row in computed if earlier.get((row.baseline, row.task_id, row.repeat)) != row]
             self._write("baselines", new)
 
     def single_stages(self) -> list[Stage]:
@@ -158,10 +158,13 @@ class Conductor:
         if not inputs:
             return
         with self.progress.phase(own_phase(self.plan.split, stage), len(inputs), stage.versions, table=False):
-            jobs = [Job(new_id("ev"), one, model.endpoints, stage.versions, live.selector) for one in inputs]
+            jobs = [
+                Job(new_id("ev"), rollout_input, model.endpoints, stage.versions, live.selector)
+                for rollout_input in inputs
+            ]
             # Close the rollouts before the model: rollouts in progress must not fail on a closed model.
-            async with aclosing(crew.rollouts(jobs)) as made:
-                async for record, _ in made:
+            async with aclosing(crew.rollouts(jobs)) as rollouts:
+                async for record, _ in rollouts:
                     self.progress.add(record)
 
     async def _examine(self, crew: Crew, live: Live, model: HttpModel) -> None:
@@ -183,9 +186,11 @@ class Conductor:
             return []
         answers = {stage.name: self._recorded(stage) for stage in self.plan.stages}
         done = {} if self.again == "everything" else repaired(self.run, self.plan)
-        kept = {name for name, (one, _) in done.items() if self.again != "failed" or one.status == "succeeded"}
-        wanted = [one.repair for one in examined(self.plan, answers, limit) if one.repair is not None]
-        return [repair for repair in wanted if repair.rollout_id not in kept]
+        replayed = {
+            name for name, (record, _) in done.items() if self.again != "failed" or record.status == "succeeded"
+        }
+        repairs = [case.repair for case in examined(self.plan, answers, limit) if case.repair is not None]
+        return [repair for repair in repairs if repair.rollout_id not in replayed]
 
     def _recorded(self, stage: Stage) -> list[RolloutRecord]:
         """The recorded rollouts of a stage, in the order of the plan."""
@@ -236,25 +241,25 @@ class Conductor:
             if stages[-1] != stage:
                 continue
 
-            async def answer(asked: _Asked, name: str = name) -> list[BaselineAnswer]:
-                task, repeat = tasks[asked.task_id], asked.repeat
-                key = GREEDY_JUNIOR if asked.kind == GREEDY else self._alone
+            async def answer(request: _Asked, name: str = name) -> list[BaselineAnswer]:
+                task, repeat = tasks[request.task_id], request.repeat
+                key = GREEDY_JUNIOR if request.kind == GREEDY else self._alone
                 seed = RolloutInput.of(task, "single", repeat, self.config.seed).seed
-                title = of_stage(asked.kind, name)
-                if asked.kind == AGENT:
+                title = of_stage(request.kind, name)
+                if request.kind == AGENT:
                     shared = {"name": title, "repeat": repeat, "seed": seed}
-                    samples = range(asked.first, asked.first + asked.samples)
+                    samples = range(request.first, request.first + request.samples)
                     answers = [
                         await tool_agent(model, self.toolbox, self.config, task, sample=sample, **shared)
                         for sample in samples
                     ]
                 else:
-                    options = {"repeat": repeat, "seed": seed, "first": asked.first, "samples": asked.samples}
+                    options = {"repeat": repeat, "seed": seed, "first": request.first, "samples": request.samples}
                     answers = await single_agent(
                         model, task, name=title, quotes=self.config.society.quotes, key=key, **options
                     )
-                temperature = stage.temperature if asked.kind in SAMPLED else None
-                return [replace(one, temperature=temperature) for one in answers]
+                temperature = stage.temperature if request.kind in SAMPLED else None
+                return [replace(reply, temperature=temperature) for reply in answers]
 
             await self._make("baselines", f"single calls, {stage.title}", self._unanswered(name), answer)
             votes = self._votes_left(name, stages)
@@ -282,14 +287,14 @@ class Conductor:
         with self.progress.work(title, len(items)) as advance:
             async with aclosing(at_once(items, work, self.config.rollouts.concurrency)) as results:
                 number = 0
-                async for found in results:
-                    self._write(file, found)
+                async for row in results:
+                    self._write(file, row)
                     number += 1
                     advance(number, "")
 
     def _tasks(self) -> list[ResearchTask]:
-        known = {task.id: task for task in self.dataset.tasks}
-        return [known[task.id] for task in self.plan.tasks]
+        tasks = {task.id: task for task in self.dataset.tasks}
+        return [tasks[task.id] for task in self.plan.tasks]
 
     @property
     def _alone(self) -> str:
@@ -301,10 +306,10 @@ class Conductor:
 
     def _alone_stages(self) -> dict[str, list[Stage]]:
         """For each stage name that answers alone: the first and last stages that use this junior model."""
-        found: dict[str, list[Stage]] = {}
+        stages: dict[str, list[Stage]] = {}
         for stage in self.plan.ends:
-            found.setdefault(self.plan.alone_of(stage).name, []).append(stage)
-        return found
+            stages.setdefault(self.plan.alone_of(stage).name, []).append(stage)
+        return stages
 
     def _calls_left(self, name: str, stages: Sequence[Stage]) -> list[_Asked]:
         return self._unanswered(name) + self._votes_left(name, stages)
@@ -323,22 +328,22 @@ class Conductor:
         """The further samples that self-consistency needs for the most expensive of `stages`."""
         if not with_consistency(self.config):
             return []
-        return [asked for kind in (SINGLE, *self._agents) for asked in self._votes_of(kind, name, stages)]
+        return [request for kind in (SINGLE, *self._agents) for request in self._votes_of(kind, name, stages)]
 
     def _votes_of(self, kind: str, name: str, stages: Sequence[Stage]) -> list[_Asked]:
         single = of_stage(kind, name)
-        calls = [one for one in self._answered() if one.baseline == single and one.sample == 0]
+        calls = [call for call in self._answered() if call.baseline == single and call.sample == 0]
         votes = 1
         for stage in stages:
             records = [record for record, _ in recorded(self.run, self.plan, stage).values()]
             votes = max(votes, affordable(records, calls) or 1)
         done = self._samples(single)
-        found: list[_Asked] = []
+        requests: list[_Asked] = []
         for task_id, repeat in self._keys():
             missing = [number for number in range(1, votes) if (task_id, repeat, number) not in done]
             if missing:
-                found.append(_Asked(kind, task_id, repeat, missing[0], votes - missing[0]))
-        return found
+                requests.append(_Asked(kind, task_id, repeat, missing[0], votes - missing[0]))
+        return requests
 
     @property
     def _agents(self) -> tuple[str, ...]:
@@ -349,9 +354,9 @@ class Conductor:
         """Task id, repeat and sample number of the answers of baseline `name` that are kept."""
         answers = [] if self.again == "everything" else self._answered()
         return {
-            (one.task_id, one.repeat, one.sample)
-            for one in answers
-            if one.baseline == name and (self.again != "failed" or one.error is None)
+            (answer.task_id, answer.repeat, answer.sample)
+            for answer in answers
+            if answer.baseline == name and (self.again != "failed" or answer.error is None)
         }
 
     def _answered(self) -> list[BaselineAnswer]:

@@ -99,8 +99,10 @@ class Origins:
 
 def supporting(evidence: Iterable[str], read: Sequence[Read]) -> list[tuple[str, str]]:
     """The quotes that occur verbatim in a real source, each with its origins."""
-    found = ((quote, [one.where for one in read if one.real and occurs(quote, [one.text])]) for quote in evidence)
-    return [(quote, ", ".join(dict.fromkeys(places))) for quote, places in found if places]
+    matches = (
+        (quote, [source.where for source in read if source.real and occurs(quote, [source.text])]) for quote in evidence
+    )
+    return [(quote, ", ".join(dict.fromkeys(places))) for quote, places in matches if places]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,9 @@ class Rule:
 
     def caution(self, evidence: Sequence[str], read: Sequence[Read]) -> str | None:
         """A caution if no quoted source shares a word with the question, else None."""
-        quoted = [one.text for one in read if one.real and any(occurs(quote, [one.text]) for quote in evidence)]
+        quoted = [
+            source.text for source in read if source.real and any(occurs(quote, [source.text]) for quote in evidence)
+        ]
         if _stems(self.goal) & _stems(" ".join(quoted)):
             return None
         return "no quoted source has a word in common with your question: it may be about something else"

@@ -49,11 +49,11 @@ class Kept:
         Raises:
             RunError: The folder cannot be written.
         """
-        made = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+        timestamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         parent = config.runs_dir / FOLDER
         try:
             parent.mkdir(parents=True, exist_ok=True)
-            path = next(one for one in _names(parent, made) if _made(one))
+            path = next(folder for folder in _names(parent, timestamp) if _made(folder))
             question = {"brief": asdict(brief), "config": config.model_dump(mode="json"), "run": run}
             (path / "question.json").write_text(json.dumps(question, ensure_ascii=False), encoding="utf-8")
         except OSError as error:
@@ -66,18 +66,18 @@ class Kept:
     def open(cls, runs_dir: Path, name: str) -> Self:
         """The question of that name; raises RunError if there is none, or its file is broken."""
         parent = runs_dir / FOLDER
-        there = sorted(one.name for one in parent.iterdir()) if parent.is_dir() else []
+        there = sorted(folder.name for folder in parent.iterdir()) if parent.is_dir() else []
         if name not in there:
             raise RunError(f"no question {name!r} is kept in {parent}; there are {', '.join(there) or 'none'}")
         file = parent / name / "question.json"
         try:
-            found = read_json_object(file)
-            given = found["brief"]
-            context = tuple(Section(**section) for section in given.pop("context"))
-            options = tuple(Option(**option) for option in given.pop("options", ()))
-            config = Config.model_validate(found["config"])
-            brief = Brief(**given, context=context, options=options)
-            return cls(parent / name, brief, config, found["run"])
+            saved = read_json_object(file)
+            fields = saved["brief"]
+            context = tuple(Section(**section) for section in fields.pop("context"))
+            options = tuple(Option(**option) for option in fields.pop("options", ()))
+            config = Config.model_validate(saved["config"])
+            brief = Brief(**fields, context=context, options=options)
+            return cls(parent / name, brief, config, saved["run"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(f"{file} is broken ({error}): ask again") from error
 
@@ -98,20 +98,20 @@ class Kept:
         """
         file = self.path / "sources.json"
         try:
-            found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
-            return [(tool, Passage(**passage)) for tool, passage in found]
+            rows = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+            return [(tool, Passage(**passage)) for tool, passage in rows]
         except (OSError, ValueError, TypeError) as error:
             raise RunError(f"{file} is broken ({error}): ask again") from error
 
-    def keep_sources(self, found: Sequence[tuple[str, Passage]]) -> None:
-        replace_file(self.path / "sources.json", json.dumps([(tool, asdict(one)) for tool, one in found]))
+    def keep_sources(self, sources: Sequence[tuple[str, Passage]]) -> None:
+        replace_file(self.path / "sources.json", json.dumps([(tool, asdict(passage)) for tool, passage in sources]))
 
     async def state(self) -> Mapping[str, Any]:
         """The society's state as it was saved last; empty if nothing was saved."""
         return await saved_state(self.states, THREAD)
 
-    async def waiting(self, said: PersonVerdict) -> Mapping[str, Any]:
-        """The state whose decision waits for the verdict `said`.
+    async def waiting(self, verdict: PersonVerdict) -> Mapping[str, Any]:
+        """The state whose decision waits for `verdict`.
 
         Raises:
             RunError: It waits for no verdict yet, it has had one, or this one cannot take effect.
@@ -119,9 +119,9 @@ class Kept:
         state = await self.state()
         if "final_decision" not in state:
             raise RunError(f"{self.name} waits for no verdict yet: continue it without --verdict")
-        if given := state.get("confirmation"):
-            raise RunError(f"{self.name} has had its verdict, {given['action']}: it cannot be given again")
-        if reason := refused(said, state):
+        if confirmation := state.get("confirmation"):
+            raise RunError(f"{self.name} has had its verdict, {confirmation['action']}: it cannot be given again")
+        if reason := refused(verdict, state):
             raise RunError(f"{self.name}: {reason}")
         return state
 

@@ -119,18 +119,18 @@ class LiveSociety:
         seed: int | None = None,
         *,
         select: Selector | None = None,
-        kept: Kept | None = None,
-        said: PersonVerdict | None = None,
+        kept_question: Kept | None = None,
+        verdict: PersonVerdict | None = None,
     ) -> AsyncGenerator[Step, None]:
         """Work on `brief` and yield each node's step as it ends.
 
-        With `kept`, the work goes on where it was left. If a person has to confirm the decision, the last step has
-        `waits_for`.
+        With `kept_question`, the work goes on where it was left. If a person has to confirm the decision, the last step
+        has `waits_for`.
 
         Args:
             brief: The question and the material that the society may see.
             select: Chooses the hypothesis instead of the supervisor's model.
-            said: A person's verdict on the decision that the kept work waits with.
+            verdict: A person's verdict on the decision that the kept work waits with.
 
         Raises:
             RoleError: A role failed or ran out of time; the message names it.
@@ -144,13 +144,13 @@ class LiveSociety:
         where = None
         async with AsyncExitStack() as stack:
             stack.push_async_callback(model.aclose)
-            if kept is not None:
-                desk.take_up(await kept.state(), kept.sources())
-                saver = await stack.enter_async_context(open_saver(kept.states))
-                where = Saved(saver, THREAD, said.model_dump() if said else None)
+            if kept_question is not None:
+                desk.take_up(await kept_question.state(), kept_question.sources())
+                saver = await stack.enter_async_context(open_saver(kept_question.states))
+                where = Saved(saver, THREAD, verdict.model_dump() if verdict else None)
             async for node, written in _nodes(society, brief, seed, select, where, desk):
-                if kept is not None:
-                    kept.keep_sources(log.found)
+                if kept_question is not None:
+                    kept_question.keep_sources(log.found)
                 yield desk.step(node, written, slots.get(node))
 
 
@@ -160,7 +160,7 @@ class _Desk:
     def __init__(self, config: Config, library: Library, log: SourceLog, brief: Brief) -> None:
         self._library, self._log = library, log
         origins = library.origins
-        self._abstract = [origins.abstract(one["id"], one["text"]) for one in given_sources(brief) or ()]
+        self._abstract = [origins.abstract(source["id"], source["text"]) for source in given_sources(brief) or ()]
         self._given = config.society.evidence == "given"
         self._evidence: list[str] = []
         self._decided: dict[str, Any] = {}
@@ -181,14 +181,14 @@ class _Desk:
         if self._given:
             read = self._abstract + read
         # Tools may cut a long abstract. A quote from the part that was cut is still the person's own sentence.
-        known = self._abstract + read if rule else read
+        citable = self._abstract + read if rule else read
         self._evidence = written.get("refined_hypothesis", {"evidence": self._evidence})["evidence"]
         # The seat writes only what a person changed.
         update = {**self._decided, **written} if "confirmation" in written else written
         if rule and "final_decision" in update:
-            update = rule.apply(update, self._evidence, known)
+            update = rule.apply(update, self._evidence, citable)
             self.withheld = "final_withheld" in update
-        texts = [(one.where, one.text) for one in known]
+        texts = [(source.where, source.text) for source in citable]
         sources = Card("Sources", source_lines(read), "cyan")
         shown, waits_for = tuple(cards(update, texts)), update.get(WAITS)
         return Step(self._number, node, update, shown, sources, self._log.calls, slot, waits_for, tuple(read))
@@ -232,19 +232,22 @@ def build_library(config: Config, secrets: Mapping[str, str], question: Brief | 
         conclusions = data.conclusions()
         source = data.source
         searched.append(data.describe())
-    own = [Document(one["id"], YOURS, one["text"]) for one in (given_sources(question) if question else None) or ()]
-    searched += [YOURS] * len(own)
+    abstracts = [
+        Document(section["id"], YOURS, section["text"])
+        for section in (given_sources(question) if question else None) or ()
+    ]
+    searched += [YOURS] * len(abstracts)
     hide = question is None
     toolbox: Tools = build_toolbox(
         config.tools,
-        [*documents, *own],
+        [*documents, *abstracts],
         secrets,
         roles=config.roles,
         conclusions=conclusions if hide else None,
         block_source=hide,
     )
-    if own and config.society.evidence == "retrieved":
-        toolbox = OwnAbstract(toolbox, own[0], config.tools.max_chars)
+    if abstracts and config.society.evidence == "retrieved":
+        toolbox = OwnAbstract(toolbox, abstracts[0], config.tools.max_chars)
     origins = Origins(config.tools, source, question.id if question else None)
     if question is None:
         return Library(toolbox, "; ".join(dict.fromkeys(searched)), origins)

@@ -37,6 +37,6 @@ class OwnAbstract:
             return result
         query = " ".join(map(str, arguments.values()))
         text = excerpt(clean(self._document.text), query, self._max_chars)
-        own = Passage(self._document.id, self._document.title, text)
-        others = tuple(passage for passage in result.passages if passage.id != own.id)
-        return replace(result, ok=True, passages=(own, *others), error=None, note=None)
+        abstract = Passage(self._document.id, self._document.title, text)
+        others = tuple(passage for passage in result.passages if passage.id != abstract.id)
+        return replace(result, ok=True, passages=(abstract, *others), error=None, note=None)

@@ -27,17 +27,17 @@ def ask_person(console: "Console", state: Mapping[str, Any]) -> "PersonVerdict":
     show(console, Card("Does this decision take effect?", (*lines, ("why", state["final_rationale"])), "yellow"))
     while True:
         action = Prompt.ask("your verdict", choices=["approve", "edit", "reject"], console=console)
-        given: dict[str, Any] = {"action": action}
+        fields: dict[str, Any] = {"action": action}
         if action == "edit":
             current = state["final_decision"]
             decision = Prompt.ask("decision", choices=list(DECISIONS), default=current, console=console)
             answer = Prompt.ask("answer", default=state["final_answer"], console=console)
-            given |= {"decision": decision if decision != current else None}
-            given |= {"answer": answer if answer != state["final_answer"] else None}
+            fields |= {"decision": decision if decision != current else None}
+            fields |= {"answer": answer if answer != state["final_answer"] else None}
         if action != "approve":
-            given["reason"] = Prompt.ask("why", console=console)
+            fields["reason"] = Prompt.ask("why", console=console)
         try:
-            verdict = PersonVerdict(**given)
+            verdict = PersonVerdict(**fields)
         except ValidationError as error:
             console.print(error.errors()[0]["msg"].removeprefix("Value error, "))
             continue

@@ -73,11 +73,11 @@ class Repairs:
             RunError: A rollout cannot be rebuilt from its trace.
         """
 
-        async def one(repair: Repair) -> RolloutRecord:
+        async def replay(repair: Repair) -> RolloutRecord:
             return await self._one(repair, selector, task_of(repair.of.task_id))
 
-        async with aclosing(at_once(repairs, one, self._crew.size)) as made:
-            async for record in made:
+        async with aclosing(at_once(repairs, replay, self._crew.size)) as records:
+            async for record in records:
                 yield record
 
     async def _one(self, repair: Repair, selector: Callable[[], Selector], task: ResearchTask) -> RolloutRecord:
@@ -108,18 +108,20 @@ async def start_of(repair: Repair, replay: Replay, folder: Path, task: ResearchT
         donor: Any = (await _before(SUPERVISOR, repair.donor, replay, folder, task)).state
         state = _with_junior(state, donor, str(repair.author))
     elif repair.step == "refiner":
-        kept = {key: value for key, value in state["selected_hypothesis"].items() if key != "author"}
-        state = {**state, "refined_hypothesis": kept, "unreviewed_hypothesis": kept}
+        hypothesis = {key: value for key, value in state["selected_hypothesis"].items() if key != "author"}
+        state = {**state, "refined_hypothesis": hypothesis, "unreviewed_hypothesis": hypothesis}
     return replace(start, state=state)
 
 
 def _with_junior(state: Any, donor: Any, author: str) -> Any:
     """`state` with one junior's hypothesis and messages as in `donor`."""
-    given = {one["author"]: one for one in donor["initial_hypotheses"]}[author]
+    replacement = {hypothesis["author"]: hypothesis for hypothesis in donor["initial_hypotheses"]}[author]
     return {
         **state,
         "messages": {**state["messages"], author: donor["messages"][author]},
-        "initial_hypotheses": [given if one["author"] == author else one for one in state["initial_hypotheses"]],
+        "initial_hypotheses": [
+            replacement if hypothesis["author"] == author else hypothesis for hypothesis in state["initial_hypotheses"]
+        ],
     }
 
 

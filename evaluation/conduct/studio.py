@@ -51,14 +51,14 @@ def briefs(data: Dataset) -> Callable[[str], Brief]:
     The function raises ConfigError for any other text: a question of a person's own has rules for its sources, which
     only `python -m chimera ask` follows.
     """
-    known = {key: task for task in (*data.train, *data.validation, *data.test) for key in (task.id, task.goal)}
+    tasks = {key: task for task in (*data.train, *data.validation, *data.test) for key in (task.id, task.goal)}
 
-    def brief_of(asked: str) -> Brief:
-        if asked.strip() not in known:
+    def brief_of(query: str) -> Brief:
+        if query.strip() not in tasks:
             raise ConfigError(
-                f"research_goal {asked[:80]!r} is not a task of {data.describe()}: give a task's id or question "
+                f"research_goal {query[:80]!r} is not a task of {data.describe()}: give a task's id or question "
                 '(`python -m chimera data` shows some), or ask your own by `python -m chimera ask "..."`'
             )
-        return known[asked.strip()].brief()
+        return tasks[query.strip()].brief()
 
     return brief_of

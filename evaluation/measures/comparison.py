@@ -108,21 +108,21 @@ def compare(before: StageAnswers, after: StageAnswers, plan: Plan, config: Confi
 
     Latency is left out if their rollouts were made in different places, beside other work.
     """
-    found: dict[str, Comparison] = {}
+    comparisons: dict[str, Comparison] = {}
     of_answers = compare_answers(answers_of(before), answers_of(after), plan, config)
     for metric in measured(config, before, after):
         if metric.name == LATENCY and not before.timed_like(after):
             continue
         if metric.name in of_answers:
-            found[metric.name] = of_answers[metric.name]
+            comparisons[metric.name] = of_answers[metric.name]
         elif metric.value is not None:
             old, new = (values_of(metric.value, answers.records) for answers in (before, after))
             means = _by_task(old, new, plan)
             if means:
                 exact = metric.binary and plan.repeats == 1
-                pair = [one for one, _ in means], [one for _, one in means]
-                found[metric.name] = compare_means(*pair, metric, config, exact=exact)
-    return found
+                pair = [mean for mean, _ in means], [mean for _, mean in means]
+                comparisons[metric.name] = compare_means(*pair, metric, config, exact=exact)
+    return comparisons
 
 
 def compare_answers(before: TaskAnswers, after: TaskAnswers, plan: Plan, config: Config) -> dict[str, Comparison]:
@@ -136,16 +136,17 @@ def compare_answers(before: TaskAnswers, after: TaskAnswers, plan: Plan, config:
     if not tasks:
         return {}
     labels: list[Label] = [task.label for task in tasks]
-    given = [[answers[task.id] for task in tasks] for answers in (before, after)]
+    sides = [[answers[task.id] for task in tasks] for answers in (before, after)]
     metrics = {metric.name: metric for metric in metrics_of(config)}
     hits = [
-        [fmean(one == label for one in answers) for label, answers in zip(labels, rows, strict=True)] for rows in given
+        [fmean(answer == label for answer in answers) for label, answers in zip(labels, rows, strict=True)]
+        for rows in sides
     ]
-    exact = all(len(answer) == 1 for rows in given for answer in rows)
+    exact = all(len(answer) == 1 for rows in sides for answer in rows)
     return {
         "alignment": compare_means(hits[0], hits[1], metrics["alignment"], config, exact=exact),
         MACRO_F1: _of_macro_f1(
-            [f1_rows(zip(labels, rows, strict=True), plan.labels) for rows in given], metrics[MACRO_F1], config
+            [f1_rows(zip(labels, rows, strict=True), plan.labels) for rows in sides], metrics[MACRO_F1], config
         ),
     }
 
@@ -158,27 +159,27 @@ def adjust(comparisons: Comparisons, config: Config, main: str | None = None) ->
     """
     adjusted: dict[tuple[str, str], float] = {}
     for family in families_of(comparisons, config, main).values():
-        adjusted |= dict(zip(family, holm([one.p for one in family.values()]), strict=True))
+        adjusted |= dict(zip(family, holm([comparison.p for comparison in family.values()]), strict=True))
     metrics = {metric.name: metric for metric in metrics_of(config)}
     return {
         pair: {
-            name: one if one.by_gate else judged(one, metrics[name], adjusted[pair, name], config)
-            for name, one in found.items()
+            name: comparison if comparison.by_gate else judged(comparison, metrics[name], adjusted[pair, name], config)
+            for name, comparison in rows.items()
         }
-        for pair, found in comparisons.items()
+        for pair, rows in comparisons.items()
     }
 
 
-def judged(one: Comparison, metric: Metric, p_adjusted: float, config: Config) -> Comparison:
+def judged(comparison: Comparison, metric: Metric, p_adjusted: float, config: Config) -> Comparison:
     word = verdict(
-        one.difference,
-        one.low,
+        comparison.difference,
+        comparison.low,
         p_adjusted,
         level=1 - config.evaluation.confidence,
         better=metric.better,
-        margin=one.margin,
+        margin=comparison.margin,
     )
-    return replace(one, p_adjusted=p_adjusted, verdict=word)
+    return replace(comparison, p_adjusted=p_adjusted, verdict=word)
 
 
 def families_of(
@@ -187,12 +188,12 @@ def families_of(
     """The tests of each family, by pair and metric. The tests of a family are corrected together; the gate's are in
     none."""
     families: dict[str, dict[tuple[str, str], Comparison]] = {}
-    for pair, found in comparisons.items():
-        for name, one in found.items():
-            if one.by_gate:
+    for pair, rows in comparisons.items():
+        for name, comparison in rows.items():
+            if comparison.by_gate:
                 continue
             family = family_of(pair, name, config.evaluation.families, main)
-            families.setdefault(family, {})[pair, name] = one
+            families.setdefault(family, {})[pair, name] = comparison
     return families
 
 
@@ -207,8 +208,12 @@ def too_few_permutations(adjusted: Comparisons, config: Config, main: str | None
     most, level = exchanges(config), 1 - config.evaluation.confidence
     stuck: dict[int, int] = {}
     for family in families_of(adjusted, config, main).values():
-        tests = [one for one in family.values() if one.test == EXCHANGE and one.verdict in (NOT_SHOWN, NON_INFERIOR)]
-        if least := sum(one.p * (most + 1) < 1.5 for one in tests):
+        tests = [
+            comparison
+            for comparison in family.values()
+            if comparison.test == EXCHANGE and comparison.verdict in (NOT_SHOWN, NON_INFERIOR)
+        ]
+        if least := sum(comparison.p * (most + 1) < 1.5 for comparison in tests):
             stuck[len(family)] = stuck.get(len(family), 0) + least
     if not stuck:
         return None
@@ -220,22 +225,22 @@ def too_few_permutations(adjusted: Comparisons, config: Config, main: str | None
     )
 
 
-def verdict_sentence(before: str, after: str, found: Mapping[str, Comparison], config: Config) -> str:
+def verdict_sentence(before: str, after: str, comparisons: Mapping[str, Comparison], config: Config) -> str:
     """One sentence on the change in reward and right answers with intervals, and in success if rollouts failed.
 
     Failed rollouts have no reward, so failures could make the mean reward look better.
 
     Args:
         before: The first system in words, such as "the base".
-        found: Their adjusted comparison. A missing metric is said to have no value in both.
+        comparisons: Their adjusted comparison. A missing metric is said to have no value in both.
 
     Raises:
         ValueError: The comparison is not adjusted.
     """
-    success = found.get("success")
+    success = comparisons.get("success")
     failures = success is not None and min(success.before, success.after) < 1
     names = ("reward", "alignment", *(["success"] if failures else []))
-    clauses = [_clause(name, found.get(name), config) for name in names]
+    clauses = [_clause(name, comparisons.get(name), config) for name in names]
     return f"{after[:1].upper()}{after[1:]} beside {before}: {'; '.join(clauses)}."
 
 
@@ -266,8 +271,8 @@ def compare_means(
     changes, n = new - old, len(old)
     ends, deviation = None, 0.0
     if n > 1:
-        found = paired_difference(before, after, **interval_settings(config))
-        ends, deviation = (found.low, found.high), float(changes.std(ddof=1))
+        interval = paired_difference(before, after, **interval_settings(config))
+        ends, deviation = (interval.low, interval.high), float(changes.std(ddof=1))
         if metric.unit == "share" and not changes.any():
             unseen = unseen_share(n, config.evaluation.confidence)
             ends = -unseen, unseen
@@ -317,29 +322,35 @@ CLAUSES = {"alignment": "answers right"}
 """What the sentence calls a metric, if not by its name."""
 
 
-def _clause(name: str, one: Comparison | None, config: Config) -> str:
+def _clause(name: str, comparison: Comparison | None, config: Config) -> str:
     title = CLAUSES.get(name, name)
-    if one is None:
+    if comparison is None:
         return f"{title} has no value in both"
-    if one.p_adjusted is None:
+    if comparison.p_adjusted is None:
         raise ValueError(f"the comparison of {name} is not adjusted, so it has no verdict: call adjust first")
     scale, digits, unit, points = (100, 1, " %", " points") if name in SHARES else (1, 3, "", "")
     around = "no interval from a single task"
-    if one.low is not None and one.high is not None:
-        ends = f"{one.low * scale:+z.{digits}f} to {one.high * scale:+z.{digits}f}"
+    if comparison.low is not None and comparison.high is not None:
+        ends = f"{comparison.low * scale:+z.{digits}f} to {comparison.high * scale:+z.{digits}f}"
         around = f"{100 * config.evaluation.confidence:.4g} % interval {ends}"
-    old, new = (f"{value * scale:z.{digits}f}" for value in (one.before, one.after))
+    old, new = (f"{value * scale:z.{digits}f}" for value in (comparison.before, comparison.after))
     words = (
-        f"{title} {_verdict_words(one, scale, digits, points)}, from {old} to {new}{unit} "
-        f"({one.difference * scale:+z.{digits}f}{points}, {around}, "
-        f"p = {one.p_adjusted:.2g}{'' if one.by_gate else ' after correction'}, n = {one.n})"
+        f"{title} {_verdict_words(comparison, scale, digits, points)}, from {old} to {new}{unit} "
+        f"({comparison.difference * scale:+z.{digits}f}{points}, {around}, "
+        f"p = {comparison.p_adjusted:.2g}{'' if comparison.by_gate else ' after correction'}, n = {comparison.n})"
     )
-    if one.verdict not in (NOT_SHOWN, NON_INFERIOR) or one.mde is None:
+    if comparison.verdict not in (NOT_SHOWN, NON_INFERIOR) or comparison.mde is None:
         return words
-    found = f"{100 * POWER:.4g} times in 100"
-    return f"{words}, where {one.mde * scale:.{digits}f}{points} or more would be found {found}, before correction"
+    power = f"{100 * POWER:.4g} times in 100"
+    return (
+        f"{words}, where {comparison.mde * scale:.{digits}f}{points} or more would be found {power}, before correction"
+    )
 
 
-def _verdict_words(one: Comparison, scale: float, digits: int, points: str) -> str:
-    margin = f" (margin {one.margin * scale:.{digits}f}{points})" if one.verdict == NON_INFERIOR and one.margin else ""
-    return f"{one.verdict}{margin}"
+def _verdict_words(comparison: Comparison, scale: float, digits: int, points: str) -> str:
+    margin = (
+        f" (margin {comparison.margin * scale:.{digits}f}{points})"
+        if comparison.verdict == NON_INFERIOR and comparison.margin
+        else ""
+    )
+    return f"{comparison.verdict}{margin}"

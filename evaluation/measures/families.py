@@ -37,13 +37,15 @@ def check(config: Config) -> None:
     Raises:
         ConfigError: A pattern of `evaluation.families` matches no metric.
     """
-    known = [metric.name for metric in metrics_of(config)]
+    names = [metric.name for metric in metrics_of(config)]
     for family, patterns in config.evaluation.families.items():
         for pattern in patterns:
-            wanted = pattern.rpartition("/")[2]
-            if not any(fnmatchcase(name, wanted) for name in known):
-                hint = suggestion(wanted, known, f"the metrics are {', '.join(known)}")
-                raise ConfigError(f"evaluation.families.{family}: {pattern!r} names no metric {wanted!r}: {hint}")
+            metric_pattern = pattern.rpartition("/")[2]
+            if not any(fnmatchcase(name, metric_pattern) for name in names):
+                hint = suggestion(metric_pattern, names, f"the metrics are {', '.join(names)}")
+                raise ConfigError(
+                    f"evaluation.families.{family}: {pattern!r} names no metric {metric_pattern!r}: {hint}"
+                )
 
 
 def family_of(pair: str, metric: str, families: Families, main: str | None) -> str:
@@ -56,8 +58,8 @@ def family_of(pair: str, metric: str, families: Families, main: str | None) -> s
     names = {pair, MAIN} if pair == main else {pair}
     for family, patterns in families.items():
         for pattern in patterns:
-            comparison, _, wanted = pattern.rpartition("/")
-            if fnmatchcase(metric, wanted) and any(fnmatchcase(name, comparison) for name in names):
+            comparison, _, metric_pattern = pattern.rpartition("/")
+            if fnmatchcase(metric, metric_pattern) and any(fnmatchcase(name, comparison) for name in names):
                 return family
     return OTHERS
 
@@ -72,12 +74,12 @@ def declared(run: Run) -> Declaration | None:
 
 def about(run: Run, config: Config, sizes: Mapping[str, int]) -> dict[str, Any]:
     """The report's facts on its families: patterns and number of tests of each, and the run's declaration."""
-    found, used = declared(run), config.evaluation.families
+    declaration, used = declared(run), config.evaluation.families
     names = dict.fromkeys((*used, *sizes))
     return {
         "used": {name: {"patterns": list(used.get(name, ())), "tests": sizes.get(name, 0)} for name in names},
-        "declared": None if found is None else found.time,
-        "as_declared": found is not None and _plain(found.families) == _plain(used),
+        "declared": None if declaration is None else declaration.time,
+        "as_declared": declaration is not None and _plain(declaration.families) == _plain(used),
     }
 
 

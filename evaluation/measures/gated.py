@@ -28,12 +28,12 @@ def as_gate(
     Returns:
         The comparison with its verdict; None if no task has a value in both.
     """
-    metric = next(one for one in metrics_of(config) if one.name == name)
+    metric = next(candidate for candidate in metrics_of(config) if candidate.name == name)
     assert metric.value is not None
     values = [(metric.value(old), metric.value(new)) for old, new in zip(before, after, strict=True)]
     pairs = [(old, new) for old, new in values if old is not None and new is not None]
     if not pairs:
         return None
     sides = [old for old, _ in pairs], [new for _, new in pairs]
-    found = compare_means(*sides, metric, config, exact=metric.binary)
-    return replace(judged(found, metric, found.p, config), by_gate=True)
+    comparison = compare_means(*sides, metric, config, exact=metric.binary)
+    return replace(judged(comparison, metric, comparison.p, config), by_gate=True)

@@ -93,23 +93,23 @@ def metrics_of(config: Config) -> list[Metric]:
 
 def stage_metrics(answers: StageAnswers, plan: Plan, config: Config) -> dict[str, Mean]:
     """The metrics of a stage by name, without metrics that have no value."""
-    found: dict[str, Mean] = {}
-    given = answers_of(answers)
-    of_answers = answer_metrics(given, plan, config) if given else {}
+    means: dict[str, Mean] = {}
+    task_answers = answers_of(answers)
+    of_answers = answer_metrics(task_answers, plan, config) if task_answers else {}
     for metric in measured(config, answers):
         if metric.value is None:
-            found[metric.name] = of_answers[metric.name]
+            means[metric.name] = of_answers[metric.name]
             continue
         values = task_means(values_of(metric.value, answers.records), plan)
         if values:
-            found[metric.name] = bootstrap_mean(values, share=metric.unit == "share", **interval_settings(config))
-    return found
+            means[metric.name] = bootstrap_mean(values, share=metric.unit == "share", **interval_settings(config))
+    return means
 
 
 def measured(config: Config, *stages: StageAnswers) -> list[Metric]:
     """The metrics that can have a value in all `stages`: without those of answers where all rollouts of one failed."""
-    silent = any(not answers_of(one) for one in stages)
-    return [one for one in metrics_of(config) if not (silent and one.name in OF_ANSWERS)]
+    silent = any(not answers_of(stage) for stage in stages)
+    return [metric for metric in metrics_of(config) if not (silent and metric.name in OF_ANSWERS)]
 
 
 def answer_metrics(answers: TaskAnswers, plan: Plan, config: Config) -> dict[str, Mean]:
@@ -123,7 +123,7 @@ def answer_metrics(answers: TaskAnswers, plan: Plan, config: Config) -> dict[str
     tasks: list[tuple[Label, Sequence[Label | None]]] = [
         (task.label, answers[task.id]) for task in plan.tasks if task.id in answers
     ]
-    hits = [fmean(answer == label for answer in given) for label, given in tasks]
+    hits = [fmean(answer == label for answer in answers) for label, answers in tasks]
     settings = interval_settings(config)
     return {
         "alignment": bootstrap_mean(hits, share=True, **settings),
@@ -145,24 +145,28 @@ def answers_of(answers: StageAnswers) -> TaskAnswers:
     """The answers to each task; empty if every rollout failed, which tells nothing of how right the society is."""
     if all(record.status == "failed" for record in answers.records):
         return {}
-    found: dict[str, list[Label | None]] = {}
+    by_task: dict[str, list[Label | None]] = {}
     for record in answers.records:
-        found.setdefault(record.task_id, []).append(answer_of(record))
-    return found
+        by_task.setdefault(record.task_id, []).append(answer_of(record))
+    return by_task
 
 
 def answers_by_baseline(answers: Iterable[BaselineAnswer]) -> dict[str, TaskAnswers]:
     """The answers of each baseline to each task, without baselines that gave none, such as those without training."""
-    found: dict[str, dict[str, list[Label | None]]] = {}
-    for one in sorted(answers, key=lambda one: one.repeat):
-        found.setdefault(one.baseline, {}).setdefault(one.task_id, []).append(one.answer)
-    return {name: own for name, own in found.items() if any(one is not None for given in own.values() for one in given)}
+    by_baseline: dict[str, dict[str, list[Label | None]]] = {}
+    for answer in sorted(answers, key=lambda answer: answer.repeat):
+        by_baseline.setdefault(answer.baseline, {}).setdefault(answer.task_id, []).append(answer.answer)
+    return {
+        name: by_task
+        for name, by_task in by_baseline.items()
+        if any(label is not None for labels in by_task.values() for label in labels)
+    }
 
 
 def values_of(value: Value, records: Iterable[RolloutRecord]) -> dict[tuple[str, int], float]:
     """A metric's values by task id and repeat, without rollouts that have no value."""
-    found = {(record.task_id, record.repeat): value(record) for record in records}
-    return {key: float(one) for key, one in found.items() if one is not None}
+    values = {(record.task_id, record.repeat): value(record) for record in records}
+    return {key: float(number) for key, number in values.items() if number is not None}
 
 
 def task_means(values: Mapping[tuple[str, int], float], plan: Plan) -> list[float]:
@@ -186,8 +190,8 @@ def outcomes(answers: StageAnswers, labels: Sequence[Label] = LABELS) -> dict[st
         "rollouts": len(records),
         "failed": sum(record.status == "failed" for record in records),
         "failures": dict(failures(records).most_common()),
-        "confusion": {label: {one: answered[label, one] for one in (*labels, NONE)} for label in labels},
-        "decisions": {one: decided[one] for one in (*DECISIONS, NONE)},
+        "confusion": {label: {answer: answered[label, answer] for answer in (*labels, NONE)} for label in labels},
+        "decisions": {decision: decided[decision] for decision in (*DECISIONS, NONE)},
         "vetoed": sum(record.veto is not None for record in records),
         "vetoes": dict(vetoes(records).most_common()),
     }

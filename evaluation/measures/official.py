@@ -57,7 +57,7 @@ def predictions(plan: Plan, answers: StageAnswers) -> dict[str, Label]:
     The first repeat with an answer counts. A task without an answer is left out.
     """
     answered: dict[str, Label] = {}
-    for record in sorted(answers.records, key=lambda one: one.repeat):
+    for record in sorted(answers.records, key=lambda record: record.repeat):
         if record.status == "succeeded" and record.answer is not None:
             answered.setdefault(record.task_id, record.answer)
     return {task.id: answered[task.id] for task in plan.tasks if task.id in answered}

@@ -60,11 +60,11 @@ def bootstrap_mean(
         ValueError: There are no values.
     """
     rows = np.asarray(values, dtype=float)[:, None]
-    found = bootstrap_statistic(rows, _mean_of(len(rows)), confidence=confidence, resamples=resamples, seed=seed)
-    if not share or found.low is None or found.low != found.high or found.mean not in (0.0, 1.0):
-        return found
-    unseen = unseen_share(found.n, confidence)
-    return Mean(found.mean, max(0.0, found.mean - unseen), min(1.0, found.mean + unseen), found.n)
+    mean = bootstrap_statistic(rows, _mean_of(len(rows)), confidence=confidence, resamples=resamples, seed=seed)
+    if not share or mean.low is None or mean.low != mean.high or mean.mean not in (0.0, 1.0):
+        return mean
+    unseen = unseen_share(mean.n, confidence)
+    return Mean(mean.mean, max(0.0, mean.mean - unseen), min(1.0, mean.mean + unseen), mean.n)
 
 
 def bootstrap_statistic(rows: Numbers, statistic: Statistic, *, confidence: float, resamples: int, seed: int) -> Mean:
@@ -202,9 +202,9 @@ def macro_f1(pairs: Iterable[tuple[Label, Label | None]]) -> float:
     Raises:
         ValueError: There are no pairs.
     """
-    given = list(pairs)
-    labels = sorted({one for pair in given for one in pair if one is not None})
-    rows = f1_rows([(label, [answer]) for label, answer in given], labels)
+    answer_pairs = list(pairs)
+    labels = sorted({label for pair in answer_pairs for label in pair if label is not None})
+    rows = f1_rows([(label, [answer]) for label, answer in answer_pairs], labels)
     if len(rows) == 0:
         raise ValueError("macro-F1 needs at least one task, got none")
     return of_all(rows, macro_f1_of_totals)
@@ -219,9 +219,9 @@ def f1_rows(tasks: Iterable[tuple[Label, Sequence[Label | None]]], labels: Seque
     listed, count = list(tasks), len(labels)
     rows = np.zeros((len(listed), 3 * count))
     for row, (label, answers) in zip(rows, listed, strict=True):
-        for column, one in enumerate(labels):
-            answered = sum(answer == one for answer in answers) / len(answers)
-            row[[column, count + column, 2 * count + column]] = answered * (one == label), one == label, answered
+        for column, target in enumerate(labels):
+            answered = sum(answer == target for answer in answers) / len(answers)
+            row[[column, count + column, 2 * count + column]] = answered * (target == label), target == label, answered
     return rows
 
 

@@ -30,7 +30,7 @@ async def told_context(endpoint: Endpoint) -> int | None:
                 if len(body) > MOST_BYTES:
                     return None
         listed = parse_json(body)["data"] if answer.status_code == 200 else []
-        (model,) = [one for one in listed if one["id"] == endpoint.model]
+        (model,) = [entry for entry in listed if entry["id"] == endpoint.model]
         length = model["max_model_len"] if "max_model_len" in model else model["meta"]["n_ctx"]
     except (httpx.HTTPError, ValueError, KeyError, TypeError):
         return None

@@ -37,12 +37,12 @@ def _versions() -> Probed:
         if needed.marker is not None and not needed.marker.evaluate({"extra": ""}):
             continue
         try:
-            found = importlib.metadata.version(needed.name)
+            installed = importlib.metadata.version(needed.name)
         except importlib.metadata.PackageNotFoundError:
             wrong.append(f"{needed.name} is missing")
             continue
-        if not needed.specifier.contains(found, prereleases=True):
-            wrong.append(f"{needed.name} is {found}, not {needed.specifier}")
+        if not needed.specifier.contains(installed, prereleases=True):
+            wrong.append(f"{needed.name} is {installed}, not {needed.specifier}")
     if wrong:
         remedy = "install with `make setup`, or pip install -e . -c constraints.txt"
         return Probed("machine", "versions", Level.FAULT, f"{'; '.join(wrong)}: {remedy}")

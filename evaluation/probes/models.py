@@ -41,16 +41,16 @@ class ModelProbe:
         """All findings on the slot; if its server does not answer, only that."""
         played = [role for name, role in ROLES.items() if self._config.slot(name) == self._slot]
         first = await self._reached(played[0] if played else None)
-        found = [first]
+        probes = [first]
         if first.level is Level.FAULT or not played:
-            return found
-        found.append(await self._schema(played[0]))
+            return probes
+        probes.append(await self._schema(played[0]))
         searching = [role for role in played if self._config.roles.tool_names()[role.name]]
         if searching:
-            found.append(await self._searches(searching[0]))
-        found += [await self._context(), await self._repeats(played[0]), await self._token_ids(played[0])]
-        found += self._ids()
-        return found + [self._finding("fields", Level.WARNING, said) for said in dict.fromkeys(self._told)]
+            probes.append(await self._searches(searching[0]))
+        probes += [await self._context(), await self._repeats(played[0]), await self._token_ids(played[0])]
+        probes += self._ids()
+        return probes + [self._finding("fields", Level.WARNING, message) for message in dict.fromkeys(self._told)]
 
     async def _reached(self, role: Role | None) -> Probed:
         """Whether the server answers; `role` is None for a slot that only grades."""
@@ -95,20 +95,20 @@ class ModelProbe:
         if self._config.society.evidence == "given" or self._config.society.max_tool_calls == 0:
             return self._finding("tools", Level.NOTE, "not needed: roles do not have to search with these settings")
         alone, together = await self._calls(role, schema=False), await self._calls(role, schema=True)
-        asked = together if config.sends_schema == "always" else alone
-        said = f"without a JSON schema {_said(alone)}; beside one {_said(together)}"
-        if asked is True:
-            return self._finding("tools", Level.OK, f"{role.name}: {said}")
+        outcome = together if config.sends_schema == "always" else alone
+        summary = f"without a JSON schema {_said(alone)}; beside one {_said(together)}"
+        if outcome is True:
+            return self._finding("tools", Level.OK, f"{role.name}: {summary}")
         if alone is True:
-            return self._finding("tools", Level.WARNING, f"{role.name}: {said}; set {self._area}.structured=final")
+            return self._finding("tools", Level.WARNING, f"{role.name}: {summary}; set {self._area}.structured=final")
         if together is True:
-            return self._finding("tools", Level.WARNING, f"{role.name}: {said}; set {self._area}.structured=always")
-        level = Level.FAULT if isinstance(asked, str) else Level.WARNING
+            return self._finding("tools", Level.WARNING, f"{role.name}: {summary}; set {self._area}.structured=always")
+        level = Level.FAULT if isinstance(outcome, str) else Level.WARNING
         remedy = (
             "see that the server was started with tool calls (vLLM: --enable-auto-tool-choice --tool-call-parser NAME) "
             "and that the model can make them, or set society.evidence=given"
         )
-        return self._finding("tools", level, f"{role.name}: {said}; {remedy}")
+        return self._finding("tools", level, f"{role.name}: {summary}; {remedy}")
 
     async def _calls(self, role: Role, *, schema: bool) -> bool | str:
         """Whether the model called a tool; the server's refusal if it refused."""
@@ -137,10 +137,10 @@ class ModelProbe:
     async def _repeats(self, role: Role) -> Probed:
         """Whether equal seeds give equal answers, which repeated and paired rollouts rely on."""
         try:
-            one, other = [(await self._ask(role, seed=SEED)).content for _ in range(2)]
+            first, other = [(await self._ask(role, seed=SEED)).content for _ in range(2)]
         except ModelError as error:
             return self._finding("seed", Level.WARNING, f"a request with a seed failed: {error}")
-        if one == other:
+        if first == other:
             return self._finding("seed", Level.OK, "equal seeds gave equal answers")
         return self._finding(
             "seed", Level.NOTE, "equal seeds gave different answers, so a rollout made again is another rollout"
@@ -152,12 +152,12 @@ class ModelProbe:
         request = model.request(self._slot, opening(role, self._goal)) | {"return_token_ids": True}
         try:
             answer = json.loads(await model.ask(self._slot, request))
-            told = bool(answer.get("prompt_token_ids")) and bool(answer["choices"][0].get("token_ids"))
+            has_ids = bool(answer.get("prompt_token_ids")) and bool(answer["choices"][0].get("token_ids"))
         except (ModelError, ValueError, KeyError, IndexError, TypeError, AttributeError):
-            told = False
+            has_ids = False
         finally:
             await model.aclose()
-        if told:
+        if has_ids:
             return self._finding("token ids", Level.OK, "told, so traces show the model's own tokens")
         return self._finding("token ids", Level.NOTE, "not told: traces show text only, and no tokens can be learned")
 

@@ -26,16 +26,16 @@ async def rollout_finding(config: Config, model: Model, tools: Tools, brief: Bri
     except ChimeraError as error:
         return Probed("rollout", "one task", Level.FAULT, f"it failed: {error}")
     seconds = time.perf_counter() - started
-    made = [call for call in calls if isinstance(call, ModelCall)]
+    model_calls = [call for call in calls if isinstance(call, ModelCall)]
     used = Counter(call.tool for call in calls if isinstance(call, ToolUse) and call.ok)
     broken = sorted({call.error for call in calls if isinstance(call, ToolUse) and not call.ok and call.error})
-    tokens = sum(call.prompt_tokens + call.completion_tokens for call in made)
+    tokens = sum(call.prompt_tokens + call.completion_tokens for call in model_calls)
     searches = ", ".join(f"{count} {name}" for name, count in used.items()) or "no tool call"
     text = (
-        f"answer {state['final_answer']}, decision {state['final_decision']} in {seconds:.1f} s: {len(made)} model "
-        f"calls, {tokens:,} tokens, {searches}"
+        f"answer {state['final_answer']}, decision {state['final_decision']} in {seconds:.1f} s: {len(model_calls)} "
+        f"model calls, {tokens:,} tokens, {searches}"
     )
-    repaired = sum(call.repair for call in made)
+    repaired = sum(call.repair for call in model_calls)
     faults = [f"{repaired} answers had to be asked for again"] if repaired else []
     faults += [f"tools failed: {'; '.join(broken)[:300]}"] if broken else []
     if faults:

@@ -22,8 +22,8 @@ async def tool_findings(config: Config, tools: Toolbox, brief: Brief) -> list[Pr
         Probed("tools", reference, Level.OK, "found; it is called when a role calls it")
         for reference in config.roles.foreign()
     ]
-    own = [name for name in used if name in SETTING_OF_TOOL]
-    return [*[await _called(name, config, tools, brief) for name in own], *others]
+    own_tools = [name for name in used if name in SETTING_OF_TOOL]
+    return [*[await _called(name, config, tools, brief) for name in own_tools], *others]
 
 
 async def _called(name: str, config: Config, tools: Toolbox, brief: Brief) -> Probed:
@@ -31,13 +31,13 @@ async def _called(name: str, config: Config, tools: Toolbox, brief: Brief) -> Pr
     (argument,) = spec["function"]["parameters"]["required"]
     # Models write short queries; a question may be longer than a tool takes.
     question = shorten(brief.goal, MAX_QUERY, placeholder="") or brief.goal[:MAX_QUERY]
-    given = QUERIES.get(name, question)
+    query = QUERIES.get(name, question)
     started = time.perf_counter()
-    result = await tools.call(name, {argument: given}, brief=brief)
+    result = await tools.call(name, {argument: query}, brief=brief)
     seconds = time.perf_counter() - started
     back_end = getattr(config.tools, SETTING_OF_TOOL[name])
     if not result.ok:
         remedy = f"mend it, or set tools.{SETTING_OF_TOOL[name]} to another back end"
         return Probed("tools", name, Level.FAULT, f"{back_end}: {result.error}: {remedy}")
-    found = result.passages[0].title or result.passages[0].id if result.passages else "nothing"
-    return Probed("tools", name, Level.OK, f"{back_end} found {found[:60]!r} for {given[:40]!r} in {seconds:.1f} s")
+    title = result.passages[0].title or result.passages[0].id if result.passages else "nothing"
+    return Probed("tools", name, Level.OK, f"{back_end} found {title[:60]!r} for {query[:40]!r} in {seconds:.1f} s")

@@ -28,8 +28,8 @@ def policies_of(learned: Learned, phases: Collection[str]) -> tuple[Policy, ...]
 
 def every(phases: Iterable[str]) -> list[Coalition]:
     """All coalitions of `phases`, small ones first: 2 to the power of their number."""
-    known = list(phases)
-    return [frozenset(chosen) for size in range(len(known) + 1) for chosen in combinations(known, size)]
+    names = list(phases)
+    return [frozenset(chosen) for size in range(len(names) + 1) for chosen in combinations(names, size)]
 
 
 def places(learned: Learned) -> list[Place]:

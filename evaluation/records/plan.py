@@ -41,12 +41,12 @@ def stages_of(run: Run, *, every_coalition: bool = False) -> list[Stage]:
     if began is None:
         raise RunError(f"run {run.name!r} has started no phase, so there is nothing to evaluate")
     learned = learned_in(run)
-    found: dict[tuple[Policy, ...], Stage] = {}
+    by_policies: dict[tuple[Policy, ...], Stage] = {}
     for name, title, kind, chosen in _named(learned, every_coalition=every_coalition):
         policies = coalitions.policies_of(learned, chosen)
         versions = {**began, **{policy.slot: policy.version for policy in policies}}
-        found.setdefault(policies, Stage(name, title, kind, policies, versions))
-    return list(found.values())
+        by_policies.setdefault(policies, Stage(name, title, kind, policies, versions))
+    return list(by_policies.values())
 
 
 def _named(learned: Learned, *, every_coalition: bool) -> Iterator[tuple[str, str, Kind, Collection[str]]]:
@@ -58,7 +58,7 @@ def _named(learned: Learned, *, every_coalition: bool) -> Iterator[tuple[str, st
     for phase in phases:
         yield f"{ALONE}{phase}", f"{phase} alone", "alone", [phase]
     for phase in phases:
-        yield f"{WITHOUT}{phase}", f"final without {phase}", "left out", [one for one in phases if one != phase]
+        yield f"{WITHOUT}{phase}", f"final without {phase}", "left out", [other for other in phases if other != phase]
     for place in coalitions.places(learned):
         name = place_name(place)
         yield AT_BASE.format(name), f"final with {name} at base", "at base", coalitions.at_base(learned, place)
@@ -101,13 +101,16 @@ def choose_stages(
     """
     needed = _needed(run, contributions)
     stages = stages_of(run, every_coalition=contributions == "shapley")
-    given = [] if names is None else [name.strip() for name in names.split(",") if name.strip()]
+    requested = [] if names is None else [name.strip() for name in names.split(",") if name.strip()]
     same = _same(learned_in(run), stages)
     last = [stage.name for stage in stages if stage.kind == "sequence"][-1]
-    asked = _asked(run, names, [same.get(name, name) for name in given], stages, last)
-    chosen = [stage for stage in stages if stage.name in asked or stage.policies in needed]
-    if FINAL in given and last not in given:
-        chosen = [replace(one, name=FINAL, title=f"final ({one.title})") if one.name == last else one for one in chosen]
+    stage_names = _asked(run, names, [same.get(name, name) for name in requested], stages, last)
+    chosen = [stage for stage in stages if stage.name in stage_names or stage.policies in needed]
+    if FINAL in requested and last not in requested:
+        chosen = [
+            replace(stage, name=FINAL, title=f"final ({stage.title})") if stage.name == last else stage
+            for stage in chosen
+        ]
     return tuple(replace(stage, temperature=temperature) for stage in chosen)
 
 
@@ -140,24 +143,24 @@ def _same(learned: Learned, stages: Sequence[Stage]) -> dict[str, str]:
     }
 
 
-def _asked(run: Run, names: str | None, given: Sequence[str], stages: Sequence[Stage], last: str) -> set[str]:
-    """The names of the stages that `names`, which was split into `given`, stands for. `last`: the name of "final"."""
+def _asked(run: Run, names: str | None, requested: Sequence[str], stages: Sequence[Stage], last: str) -> set[str]:
+    """Names of the stages that `names`, which was split into `requested`, stands for. `last`: the name of "final"."""
     if names is None:
         return {stage.name for stage in stages if stage.kind == "sequence"}
-    if given == [ALL]:
+    if requested == [ALL]:
         return {stage.name for stage in stages if stage.kind != "coalition"}
-    asked = [last if name == FINAL else name for name in given]
-    known = [stage.name for stage in stages]
-    valid = f"the stages of run {run.name} are {', '.join(known)} (final is {last}, {ALL} all of them)"
-    for name in asked:
-        if name in rolled_back(run) and name not in known:
+    selected = [last if name == FINAL else name for name in requested]
+    stage_names = [stage.name for stage in stages]
+    valid = f"the stages of run {run.name} are {', '.join(stage_names)} (final is {last}, {ALL} all of them)"
+    for name in selected:
+        if name in rolled_back(run) and name not in stage_names:
             raise ConfigError(f"--stages={names}: what {name} learned was rolled back, so it is no stage: {valid}")
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+        if name not in stage_names:
+            near = difflib.get_close_matches(name, stage_names, n=1)
             raise ConfigError(f"there is no stage {name!r}{f', did you mean {near[0]!r}?' if near else ''}: {valid}")
-    if not asked:
+    if not selected:
         raise ConfigError(f"--stages names none: {valid}")
-    return set(asked)
+    return set(selected)
 
 
 def gate_tasks(dataset: Dataset, config: Config) -> list[ResearchTask]:
@@ -184,10 +187,10 @@ def choose_tasks(dataset: Dataset, split: Split, config: Config, limit: int | No
         others = [task for task in dataset.validation if task.id not in chosen]
     random.Random(f"{config.seed}/{split}").shuffle(others)
     tasks = first + others
-    wanted = limit if limit is not None else len(first) or len(tasks)
-    if not 0 < wanted <= len(tasks):
+    count = limit if limit is not None else len(first) or len(tasks)
+    if not 0 < count <= len(tasks):
         raise ConfigError(f"--limit {limit}: there are {len(tasks)} tasks in the {split} split")
-    return tasks[:wanted]
+    return tasks[:count]
 
 
 def check_unseen(tasks: Sequence[ResearchTask], trained: Dataset, split: Split) -> None:

@@ -39,27 +39,27 @@ def load_study(run: Run, plan: Plan, settings: EvaluationConfig | None = None) -
     """
     answers: dict[str, StageAnswers] = {}
     for stage in plan.stages:
-        found, failed_before = _read(run, plan, stage)
-        wanted = [(task.id, repeat) for repeat in range(plan.repeats) for task in plan.tasks]
-        if missing := [key for key in wanted if key not in found]:
+        entries, failed_before = _read(run, plan, stage)
+        keys = [(task.id, repeat) for repeat in range(plan.repeats) for task in plan.tasks]
+        if missing := [key for key in keys if key not in entries]:
             task, repeat = missing[0]
             raise RunError(
-                f"stage {stage.name} of run {run.name!r} lacks {len(missing)} of {len(wanted)} rollouts, the first is "
+                f"stage {stage.name} of run {run.name!r} lacks {len(missing)} of {len(keys)} rollouts, the first is "
                 f"task {task}, repeat {repeat}: run python -m chimera.eval --run {run.name}"
             )
-        rows = [found[key] for key in wanted]
+        rows = [entries[key] for key in keys]
         records, places = zip(*rows, strict=True)
-        answers[stage.name] = StageAnswers(stage, records, places, len(failed_before.intersection(wanted)))
+        answers[stage.name] = StageAnswers(stage, records, places, len(failed_before.intersection(keys)))
     config = run.config if settings is None else run.config.model_copy(update={"evaluation": settings})
-    asked = baseline_answers(run, plan)
-    baselines = [one for one in asked if one.sample == 0]
-    baselines += counted(plan, answers, asked, consistency=with_consistency(config))
+    baseline_rows = baseline_answers(run, plan)
+    baselines = [row for row in baseline_rows if row.sample == 0]
+    baselines += counted(plan, answers, baseline_rows, consistency=with_consistency(config))
     auditor = (settings or run.config.evaluation).auditor.name
-    audit = {one.subject: one for one in _side(run, plan, "audit", Judged) if one.model == auditor}
+    audit = {score.subject: score for score in _side(run, plan, "audit", Judged) if score.model == auditor}
     canaries = {
-        (one.subject, one.judge): one
-        for one in _side(run, plan, "canaries", Judged)
-        if one.judge == "judge" or one.model == auditor
+        (score.subject, score.judge): score
+        for score in _side(run, plan, "canaries", Judged)
+        if score.judge == "judge" or score.model == auditor
     }
     wrong = _examined(run, plan, answers, config.evaluation.blame)
     return Study(run, plan, answers, tuple(baselines), audit, tuple(canaries.values()), settings, wrong)
@@ -70,18 +70,18 @@ def _examined(run: Run, plan: Plan, answers: Mapping[str, StageAnswers], limit: 
     if not limit:
         return ()
     there = repaired(run, plan)
-    found: list[Examined] = []
-    for one in examined(plan, {name: stage.records for name, stage in answers.items()}, limit):
-        if one.repair is not None:
-            if one.repair.rollout_id not in there:
+    cases: list[Examined] = []
+    for case in examined(plan, {name: stage.records for name, stage in answers.items()}, limit):
+        if case.repair is not None:
+            if case.repair.rollout_id not in there:
                 raise RunError(
-                    f"rollout {one.record.rollout_id} of run {run.name!r} lacks the replay with its first wrong step "
+                    f"rollout {case.record.rollout_id} of run {run.name!r} lacks the replay with its first wrong step "
                     f"made right (evaluation.blame={limit}): run python -m chimera.eval --run {run.name}"
                 )
-            replay, place = there[one.repair.rollout_id]
-            one = replace(one, replay=replay, place=f"{place.file}:{place.line}")
-        found.append(one)
-    return tuple(found)
+            replay, place = there[case.repair.rollout_id]
+            case = replace(case, replay=replay, place=f"{place.file}:{place.line}")
+        cases.append(case)
+    return tuple(cases)
 
 
 def repaired(run: Run, plan: Plan) -> dict[str, tuple[RolloutRecord, Place]]:
@@ -116,7 +116,7 @@ def recorded(run: Run, plan: Plan, stage: Stage) -> Recorded:
 def _read(run: Run, plan: Plan, stage: Stage) -> tuple[Recorded, set[tuple[str, int]]]:
     """The result of `recorded`, and the keys of rollouts that failed first and succeeded when made again."""
     tasks = {task.id: task for task in plan.tasks}
-    found: Recorded = {}
+    entries: Recorded = {}
     failed: set[tuple[str, int]] = set()
     for phase in phases_of(run, plan.split, stage):
         for line, data in enumerate(run.rollouts(phase), start=1):
@@ -135,17 +135,17 @@ def _read(run: Run, plan: Plan, stage: Stage) -> tuple[Recorded, set[tuple[str, 
                 )
             place = Place(str(run.rollouts_file(phase).relative_to(run.path)), line)
             key = record.task_id, record.repeat
-            if key in found and found[key][0].status == "failed":
+            if key in entries and entries[key][0].status == "failed":
                 failed.add(key)
-            found[key] = (record, place)
-    return found, {key for key in failed if found[key][0].status != "failed"}
+            entries[key] = (record, place)
+    return entries, {key for key in failed if entries[key][0].status != "failed"}
 
 
 def phases_of(run: Run, split: Split, stage: Stage) -> Sequence[str]:
     """The phases under which rollouts of `stage` are recorded. Later phases replace earlier ones."""
-    own = own_phase(split, stage)
+    phase = own_phase(split, stage)
     as_gate = split == "val" and stage.kind == "sequence" and stage.temperature == run.gate_temperature
-    return [f"{GATE}-{stage.own_name}", own] if as_gate else [own]
+    return [f"{GATE}-{stage.own_name}", phase] if as_gate else [phase]
 
 
 def own_phase(split: Split, stage: Stage) -> str:
@@ -162,13 +162,13 @@ def side_file(split: Split, name: str) -> str:
 def baseline_answers(run: Run, plan: Plan) -> list[BaselineAnswer]:
     """The recorded answers to the plan's tasks, without those of other stages, temperatures or further repeats."""
     tasks, stages = {task.id for task in plan.tasks}, {"", *(stage.name for stage in plan.alone)}
-    found: dict[tuple[str, str, int, int], BaselineAnswer] = {}
-    for one in _side(run, plan, "baselines", BaselineAnswer):
-        kind, _, stage = one.baseline.partition("@")
-        sampled = kind not in SAMPLED or one.temperature == plan.final.temperature
-        if one.task_id in tasks and one.repeat < plan.repeats and stage in stages and sampled:
-            found[one.baseline, one.task_id, one.repeat, one.sample] = one
-    return list(found.values())
+    answers: dict[tuple[str, str, int, int], BaselineAnswer] = {}
+    for answer in _side(run, plan, "baselines", BaselineAnswer):
+        kind, _, stage = answer.baseline.partition("@")
+        sampled = kind not in SAMPLED or answer.temperature == plan.final.temperature
+        if answer.task_id in tasks and answer.repeat < plan.repeats and stage in stages and sampled:
+            answers[answer.baseline, answer.task_id, answer.repeat, answer.sample] = answer
+    return list(answers.values())
 
 
 def _side(run: Run, plan: Plan, name: str, kind: Callable[..., Row]) -> Iterator[Row]:

@@ -31,11 +31,11 @@ def recorded_rollouts(run: Run, phase: str | None = None) -> list[RolloutRecord]
     if phase is not None and phase not in phases:
         hint = suggestion(phase, phases, f"phases with rollouts: {', '.join(phases) or 'none'}")
         raise RunError(f"run {run.name!r} has no rollouts of phase {phase!r}: {hint}")
-    wanted = phases if phase is None else [phase]
-    found = [RolloutRecord.load(data) for name in wanted for data in run.rollouts(name)]
-    if not found:
+    names = phases if phase is None else [phase]
+    records = [RolloutRecord.load(data) for name in names for data in run.rollouts(name)]
+    if not records:
         raise RunError(f"run {run.name!r} has no rollouts yet: python -m chimera.train --resume --name {run.name}")
-    return found
+    return records
 
 
 def find(records: Sequence[RolloutRecord], name: str) -> list[RolloutRecord]:
@@ -55,10 +55,10 @@ def find(records: Sequence[RolloutRecord], name: str) -> list[RolloutRecord]:
     if begun:
         named = ", ".join([*list(begun)[:LISTED], *(["..."] if len(begun) > LISTED else [])])
         raise RunError(f"{len(begun)} rollouts begin with {name!r} ({named}): give more of the id")
-    known = {name: None for record in records for name in (record.rollout_id, record.task_id)}
+    names = {name: None for record in records for name in (record.rollout_id, record.task_id)}
     first = ", ".join(dict.fromkeys(record.rollout_id for record in records[:FIRST]))
     listed = f"the first rollouts are {first}; without an id, chimera.trace lists all"
-    raise RunError(f"there is no rollout and no task {name!r} here: {suggestion(name, known, listed, SAME_ID)}")
+    raise RunError(f"there is no rollout and no task {name!r} here: {suggestion(name, names, listed, SAME_ID)}")
 
 
 def read_tree(run: Run, record: RolloutRecord) -> Tree:

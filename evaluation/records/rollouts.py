@@ -181,43 +181,43 @@ class RolloutRecord:
         return asdict(self)
 
     @classmethod
-    def of(cls, given: RolloutInput, outcome: Outcome | None, made: Made) -> "RolloutRecord":
+    def of(cls, rollout_input: RolloutInput, outcome: Outcome | None, execution: Made) -> "RolloutRecord":
         """The record of a rollout from its input, its outcome (None if none was reported) and its maker."""
-        error = made.failure if outcome is None else outcome.error or made.failure
+        error = execution.failure if outcome is None else outcome.error or execution.failure
         if outcome is None and error is None:
-            raise ValueError(f"rollout {made.rollout_id} has neither an outcome nor a reason why it has none")
+            raise ValueError(f"rollout {execution.rollout_id} has neither an outcome nor a reason why it has none")
         outputs = {} if outcome is None else outcome.outputs
         parts = {} if outcome is None else outcome.parts
         return cls(
-            rollout_id=made.rollout_id,
-            task_id=given.task.id,
-            source=given.task.source,
-            level=given.task.level,
-            phase=given.phase,
-            repeat=given.repeat,
-            seed=given.seed,
-            attempt=made.attempt,
+            rollout_id=execution.rollout_id,
+            task_id=rollout_input.task.id,
+            source=rollout_input.task.source,
+            level=rollout_input.task.level,
+            phase=rollout_input.phase,
+            repeat=rollout_input.repeat,
+            seed=rollout_input.seed,
+            attempt=execution.attempt,
             status="succeeded" if error is None else "failed",
             error=error,
-            label=given.task.label,
-            options=[option.name for option in given.task.options],
+            label=rollout_input.task.label,
+            options=[option.name for option in rollout_input.task.options],
             answer=outputs.get("final_answer"),
             decision=outputs.get("final_decision"),
             veto=outputs.get("final_veto"),
             reward=None if outcome is None else outcome.reward,
             parts=parts,
             missing=[name for name, value in parts.items() if value is None],
-            policy_versions=dict(made.policy_versions),
+            policy_versions=dict(execution.policy_versions),
             weights_versions={} if outcome is None else outcome.weights_versions,
             outputs=outputs,
             counts={} if outcome is None else outcome.counts,
             tokens={} if outcome is None else outcome.tokens,
             visits={} if outcome is None else outcome.visits,
             tool_calls={} if outcome is None else outcome.tool_calls,
-            untraced_calls=made.untraced_calls,
+            untraced_calls=execution.untraced_calls,
             seconds=None if outcome is None else outcome.seconds,
-            worker=made.worker,
-            trace=f"traces/{given.phase}/{made.rollout_id}.jsonl.gz" if made.traced else None,
+            worker=execution.worker,
+            trace=f"traces/{rollout_input.phase}/{execution.rollout_id}.jsonl.gz" if execution.traced else None,
         )
 
     @classmethod

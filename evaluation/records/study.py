@@ -126,13 +126,15 @@ class Plan:
     def alone_of(self, stage: Stage) -> Stage:
         """The stage of `alone` that has the same model as `stage`, and under whose name this model answers alone."""
         return next(
-            one for one in self.alone if one.versions.get(self.alone_slot) == stage.versions.get(self.alone_slot)
+            candidate
+            for candidate in self.alone
+            if candidate.versions.get(self.alone_slot) == stage.versions.get(self.alone_slot)
         )
 
     def coalition(self, phases: Collection[str]) -> Stage | None:
         """The stage with what `phases` learned and nothing else; None if it is not in the plan."""
-        wanted = policies_of(self.learned, phases)
-        return next((stage for stage in self.stages if stage.policies == wanted), None)
+        policies = policies_of(self.learned, phases)
+        return next((stage for stage in self.stages if stage.policies == policies), None)
 
     def dump(self) -> dict[str, Any]:
         return {

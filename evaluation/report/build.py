@@ -87,8 +87,13 @@ def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
         "players": players(config),
         "data": plan.data,
         "metrics": {
-            one.name: {"title": one.title, "unit": one.unit, "better": one.better, "primary": one.primary}
-            for one in metrics
+            metric.name: {
+                "title": metric.title,
+                "unit": metric.unit,
+                "better": metric.better,
+                "primary": metric.primary,
+            }
+            for metric in metrics
         },
         "cautions": cautions(study),
         "verdict": _verdict(plan, compared, config),
@@ -105,12 +110,12 @@ def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
         "comparisons": {pair: {name: row.dump() for name, row in rows.items()} for pair, rows in compared.items()},
         "pairs": {pair: _pairs(study, *pair.split(":")) for pair in compared},
         "ablation": _ablation(plan, compared, config),
-        "shapley": {name: found.dump() for name, found in shapley.shares(study).items()},
+        "shapley": {name: share.dump() for name, share in shapley.shares(study).items()},
         "lost": {
-            name: found
+            name: loss
             for name, answers in study.answers.items()
             if answers.stage.kind == "sequence" or answers.stage == plan.final
-            if (found := lost(answers)) is not None
+            if (loss := lost(answers)) is not None
         },
         "blame": blame(study),
         "baselines": _baselines(study),
@@ -119,7 +124,7 @@ def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
         "strongest": standing.strongest(study),
         "levels": standing.levels(study),
         "predictions": official.summary(study),
-        "references": [one.dump() for one in official.REFERENCES] if plan.official else [],
+        "references": [reference.dump() for reference in official.REFERENCES] if plan.official else [],
         "judges": health(study),
         "side_by_side": _side_by_side(study),
         "plots": [plot.dump() for plot in plots],
@@ -134,17 +139,17 @@ def stage_pairs(plan: Plan) -> list[tuple[str, str]]:
     all."""
     sequence = [stage.name for stage in plan.stages if stage.kind == "sequence"]
     first, *others = plan.stages
-    beside = [one.name for one in others if one.kind in ("sequence", "alone") or one == plan.final]
+    compared = [other.name for other in others if other.kind in ("sequence", "alone") or other == plan.final]
     whole = [*_left_out(plan).values(), *_at_base(plan).values()]
     without = ((before.name, after.name) for before, after in whole)
-    return list(dict.fromkeys([*pairwise(sequence), *((first.name, name) for name in beside), *without]))
+    return list(dict.fromkeys([*pairwise(sequence), *((first.name, name) for name in compared), *without]))
 
 
 def compare_all(study: Study) -> dict[str, dict[str, Comparison]]:
     """All comparisons of the report with corrected p-values: pairs of stages, then each baseline with the last stage.
     The main comparison is of the first with the last stage. What the gate decided on has the gate's verdict."""
     plan, config = study.plan, study.config
-    found = {
+    comparisons = {
         f"{before}:{after}": {
             **compare(study.answers[before], study.answers[after], plan, config),
             **_of_gate(study, before, after),
@@ -154,8 +159,8 @@ def compare_all(study: Study) -> dict[str, dict[str, Comparison]]:
     final = plan.final.name
     society = answers_of(study.answers[final])
     for name, answers in answers_by_baseline(study.baselines).items():
-        found[f"{name}:{final}"] = compare_answers(answers, society, plan, config)
-    return adjust(found, config, _main(plan))
+        comparisons[f"{name}:{final}"] = compare_answers(answers, society, plan, config)
+    return adjust(comparisons, config, _main(plan))
 
 
 def _of_gate(study: Study, before: str, after: str) -> dict[str, Comparison]:
@@ -163,8 +168,8 @@ def _of_gate(study: Study, before: str, after: str) -> dict[str, Comparison]:
     plan, config, sides = study.plan, study.run.config, (study.answers[before], study.answers[after])
     if plan.split != "val" or len(plan.tasks) != config.gate.tasks or not all(side.by_gate for side in sides):
         return {}
-    found = {name: as_gate(sides[0].records, sides[1].records, name, config) for name in GATED}
-    return {name: one for name, one in found.items() if one is not None}
+    comparisons = {name: as_gate(sides[0].records, sides[1].records, name, config) for name in GATED}
+    return {name: comparison for name, comparison in comparisons.items() if comparison is not None}
 
 
 def _main(plan: Plan) -> str:
@@ -209,8 +214,8 @@ def _outcome(answers: StageAnswers, metrics: Sequence[Metric], labels: Sequence[
 
 
 def _values(record: RolloutRecord, metrics: Sequence[Metric]) -> dict[str, float]:
-    found = {one.name: one.value(record) for one in metrics if one.value is not None}
-    return {name: value for name, value in found.items() if value is not None}
+    values = {metric.name: metric.value(record) for metric in metrics if metric.value is not None}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _pairs(study: Study, before: str, after: str) -> list[list[Any]]:
@@ -230,12 +235,12 @@ def _by_task(study: Study, name: str) -> dict[str, tuple[float | None, float | N
         if record.reward is not None:
             rewards.setdefault(record.task_id, []).append(record.reward)
     answers = _answers(study, name)
-    found: dict[str, tuple[float | None, float | None]] = {}
+    rows: dict[str, tuple[float | None, float | None]] = {}
     for task in study.plan.tasks:
-        given = answers.get(task.id)
-        fits = None if given is None else fmean(answer == task.label for answer in given)
-        found[task.id] = (fmean(rewards[task.id]) if task.id in rewards else None, fits)
-    return found
+        task_answers = answers.get(task.id)
+        fits = None if task_answers is None else fmean(answer == task.label for answer in task_answers)
+        rows[task.id] = (fmean(rewards[task.id]) if task.id in rewards else None, fits)
+    return rows
 
 
 def _answers(study: Study, name: str) -> TaskAnswers:
@@ -247,23 +252,23 @@ def _answers(study: Study, name: str) -> TaskAnswers:
 def _left_out(plan: Plan) -> dict[str, tuple[Stage, Stage]]:
     """For each phase the stage with all other phases and the one with all, if the plan has both and they differ."""
     whole = plan.coalition(plan.learned)
-    found: dict[str, tuple[Stage, Stage]] = {}
+    pairs: dict[str, tuple[Stage, Stage]] = {}
     for phase in plan.learned:
-        without = plan.coalition([one for one in plan.learned if one != phase])
+        without = plan.coalition([other for other in plan.learned if other != phase])
         if whole is not None and without is not None and without != whole:
-            found[phase] = (without, whole)
-    return found
+            pairs[phase] = (without, whole)
+    return pairs
 
 
 def _at_base(plan: Plan) -> dict[Place, tuple[Stage, Stage]]:
     """For each trained place the stage with it back at base and the one with all phases, if the plan has both."""
     whole = plan.coalition(plan.learned)
-    found: dict[Place, tuple[Stage, Stage]] = {}
+    pairs: dict[Place, tuple[Stage, Stage]] = {}
     for place in coalitions.places(plan.learned):
         without = plan.coalition(coalitions.at_base(plan.learned, place))
         if whole is not None and without is not None:
-            found[place] = (without, whole)
-    return found
+            pairs[place] = (without, whole)
+    return pairs
 
 
 def _ablation(plan: Plan, compared: Comparisons, config: Config) -> list[dict[str, Any]]:
@@ -295,21 +300,21 @@ def _row(phase: str, learners: Sequence[str], kind: str, comparison: str) -> dic
 
 def _baselines(study: Study) -> dict[str, Any]:
     """Each baseline's results, and the reasons of its missing answers. One without any answer has no results."""
-    found: dict[str, Any] = {}
-    temperature, own = study.plan.final.temperature, study.config.models[study.plan.alone_slot].temperature
-    sampled = own if temperature is None else min(own, temperature)
+    baseline_rows: dict[str, Any] = {}
+    temperature, configured = study.plan.final.temperature, study.config.models[study.plan.alone_slot].temperature
+    sampled = configured if temperature is None else min(configured, temperature)
     answered = answers_by_baseline(study.baselines)
     for name in dict.fromkeys((*answered, *(row.baseline for row in study.baselines))):
         means = answer_metrics(answered[name], study.plan, study.config) if name in answered else {}
         rows = [row for row in study.baselines if row.baseline == name]
         errors = Counter(row.error or "no reason recorded" for row in rows if row.answer is None)
-        found[name] = {
+        baseline_rows[name] = {
             "title": baselines.title(name, rows[0].calls or 0, sampled),
             **{metric: mean.dump() for metric, mean in means.items()},
             "answered": sum(row.answer is not None for row in rows),
             "errors": dict(errors.most_common()),
         }
-    return found
+    return baseline_rows
 
 
 def _side_by_side(study: Study) -> list[dict[str, Any]]:

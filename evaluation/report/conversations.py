@@ -24,18 +24,18 @@ Rollout = Mapping[str, Any]
 
 def linked(report: Report) -> frozenset[str]:
     """Ids of the rollouts that have a page beside `report`."""
-    wanted = report["settings"]["conversations"]
-    if wanted == "none":
+    selection = report["settings"]["conversations"]
+    if selection == "none":
         return frozenset()
     outcomes = report["outcomes"]
     stages = list(outcomes)
-    if wanted != "all":
+    if selection != "all":
         plan = Plan.load(report["plan"])
         stages = dict.fromkeys((plan.stages[0].name, plan.final.name))
-    found = {row["id"]: row for stage in stages for row in outcomes[stage]["rollouts"]}
-    if wanted == "ends":
-        found |= {row["id"]: row for row in _changed(report)}
-    return frozenset(name for name, row in found.items() if row["trace"] is not None)
+    rows_by_id = {row["id"]: row for stage in stages for row in outcomes[stage]["rollouts"]}
+    if selection == "ends":
+        rows_by_id |= {row["id"]: row for row in _changed(report)}
+    return frozenset(name for name, row in rows_by_id.items() if row["trace"] is not None)
 
 
 def file_of(rollout: str) -> str:
@@ -49,13 +49,13 @@ def conversations(study: Study, report: Report) -> Iterator[tuple[str, str]]:
     Raises:
         RunError: A trace cannot be read.
     """
-    wanted = linked(report)
+    rollout_ids = linked(report)
     for answers in study.answers.values():
         for record in answers.records:
-            if record.rollout_id in wanted:
+            if record.rollout_id in rollout_ids:
                 back = f"../index.html#{slug(answers.stage.name)}-{record.rollout_id}"
-                made = page(read_tree(study.run, record), run=study.run.name, back=back)
-                yield file_of(record.rollout_id), made
+                text = page(read_tree(study.run, record), run=study.run.name, back=back)
+                yield file_of(record.rollout_id), text
 
 
 def write_conversations(study: Study, report: Report, folder: Path, advance: Callable[[int, str], None]) -> int:

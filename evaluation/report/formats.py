@@ -75,17 +75,17 @@ def titled(metric: Mapping[str, Any]) -> str:
 
 def stage_titles(report: Mapping[str, Any]) -> dict[str, str]:
     titles = {stage["name"]: stage["title"] for stage in report["plan"]["stages"]}
-    return titles | {name: one["title"] for name, one in report["baselines"].items()}
+    return titles | {name: baseline["title"] for name, baseline in report["baselines"].items()}
 
 
 def played(report: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     """Each model with the roles that it plays, in words."""
-    found: dict[str, list[str]] = {}
+    roles_by_player: dict[str, list[str]] = {}
     for player in report["players"].values():
         served = player["kind"] in ("embedded", "vllm", "endpoint")
         name = f"{player['model']} ({player['kind'] if served else 'deterministic, no language model'})"
-        found.setdefault(name, []).extend(map(_spaced, player["roles"]))
-    return list(found.items())
+        roles_by_player.setdefault(name, []).extend(map(_spaced, player["roles"]))
+    return list(roles_by_player.items())
 
 
 def data_words(report: Mapping[str, Any]) -> str:
@@ -100,41 +100,45 @@ def data_words(report: Mapping[str, Any]) -> str:
 def veto_words(report: Mapping[str, Any]) -> str:
     """Number of vetoed protocols of each stage and the reasons, in one line."""
     parts: list[str] = []
-    for stage, found in report["outcomes"].items():
-        counted = [f"{count} x {why}" for why, count in found["vetoes"].items()]
+    for stage, outcome in report["outcomes"].items():
+        counted = [f"{count} x {why}" for why, count in outcome["vetoes"].items()]
         reasons = f" ({'; '.join(counted)})" if counted else ""
-        parts.append(f"{stage_titles(report)[stage]} {found['vetoed']} of {found['count']}{reasons}")
+        parts.append(f"{stage_titles(report)[stage]} {outcome['vetoed']} of {outcome['count']}{reasons}")
     return ", ".join(parts)
 
 
 def margin_words(report: Mapping[str, Any]) -> str:
-    found = [(report["metrics"][name], margin) for name, margin in report["settings"]["margins"].items()]
-    return ", ".join(f"{titled(metric)}: {shown(margin, metric['unit'])}" for metric, margin in found)
+    margins = [(report["metrics"][name], margin) for name, margin in report["settings"]["margins"].items()]
+    return ", ".join(f"{titled(metric)}: {shown(margin, metric['unit'])}" for metric, margin in margins)
 
 
 def families_words(report: Mapping[str, Any]) -> str:
     """Which tests were corrected together, and when this was declared, in one line."""
-    found = report["families"]
+    families = report["families"]
     parts = [
-        f"{name} ({', '.join(one['patterns']) or 'what no other has'}: {one['tests']} test{'s' * (one['tests'] != 1)})"
-        for name, one in found["used"].items()
+        f"{name} ({', '.join(family['patterns']) or 'what no other has'}: "
+        f"{family['tests']} test{'s' * (family['tests'] != 1)})"
+        for name, family in families["used"].items()
     ]
     when = (
-        f"declared at the run's start, {found['declared']}" if found["as_declared"] else "not declared before the run"
+        f"declared at the run's start, {families['declared']}"
+        if families["as_declared"]
+        else "not declared before the run"
     )
-    by_gate = sum(one["by_gate"] for rows in report["comparisons"].values() for one in rows.values())
-    own = f"; decided by the gate, so in no family: {by_gate} test{'s' * (by_gate != 1)}" if by_gate else ""
-    return f"families of tests, {when}: {'; '.join(parts) or 'none'}{own}"
+    by_gate = sum(comparison["by_gate"] for rows in report["comparisons"].values() for comparison in rows.values())
+    gate_words = f"; decided by the gate, so in no family: {by_gate} test{'s' * (by_gate != 1)}" if by_gate else ""
+    return f"families of tests, {when}: {'; '.join(parts) or 'none'}{gate_words}"
 
 
 def answered(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     """All systems that answered the tasks, baselines first: "name", "title", "means", and mean "calls" and "tokens"."""
     titles = stage_titles(report)
-    rows = [(name, titles[name], one) for name, one in report["baselines"].items()]
-    rows += [(name, f"the society, {titles[name]}", one) for name, one in report["stages"].items()]
+    rows = [(name, titles[name], means) for name, means in report["baselines"].items()]
+    rows += [(name, f"the society, {titles[name]}", means) for name, means in report["stages"].items()]
     unknown = {"calls": None, "tokens": None}
     return [
-        {"name": name, "title": title, "means": one, **report["work"].get(name, unknown)} for name, title, one in rows
+        {"name": name, "title": title, "means": means, **report["work"].get(name, unknown)}
+        for name, title, means in rows
     ]
 
 
@@ -163,8 +167,8 @@ def beside_strongest(report: Mapping[str, Any]) -> str | None:
 def sampled_words(report: Mapping[str, Any]) -> str:
     """The temperature at which the society and its sampled baselines answered, in a few words."""
     temperature = report["settings"]["temperature"]
-    own = "each slot's own temperature" if temperature is None else f"temperature {temperature:g}"
-    return "greedy" if temperature == 0 else f"sampled at {own}"
+    temperature_words = "each slot's own temperature" if temperature is None else f"temperature {temperature:g}"
+    return "greedy" if temperature == 0 else f"sampled at {temperature_words}"
 
 
 def amount(value: float | None) -> str:

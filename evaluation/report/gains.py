@@ -68,36 +68,36 @@ def replaced(report: Mapping[str, Any]) -> list[str]:
 
 
 def _gain_table(report: Mapping[str, Any], name: str) -> dict[str, Any]:
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    cells: dict[tuple[str, str], dict[str, Any]] = {}
     for row in report["ablation"]:
-        if (one := report["comparisons"][row["comparison"]].get(name)) is not None:
+        if (comparison := report["comparisons"][row["comparison"]].get(name)) is not None:
             back = row["kind"] == "at base"
             title, way = (AT_BASE.format(row["learner"]), "left out") if back else (row["phase"], row["kind"])
-            found[title, way] = _difference(one, row["comparison"])
+            cells[title, way] = _difference(comparison, row["comparison"])
     shares = report["shapley"].get(name)
     if shares is not None:
-        found |= {(phase, "shapley"): _difference(one) for phase, one in shares["phases"].items()}
-        found[TOGETHER, "shapley"] = _difference(shares["total"])
+        cells |= {(phase, "shapley"): _difference(share) for phase, share in shares["phases"].items()}
+        cells[TOGETHER, "shapley"] = _difference(shares["total"])
     whole = report["verdict"]["comparison"]
-    if whole is not None and (one := report["comparisons"][whole].get(name)) is not None:
-        found[TOGETHER, "sequence"] = _difference(one, whole)
-    ways = [way for way in WAYS if any(kind == way and _new(found, title, way) for title, kind in found)]
+    if whole is not None and (comparison := report["comparisons"][whole].get(name)) is not None:
+        cells[TOGETHER, "sequence"] = _difference(comparison, whole)
+    ways = [way for way in WAYS if any(kind == way and _new(cells, title, way) for title, kind in cells)]
     back = [AT_BASE.format(row["learner"]) for row in report["ablation"] if row["kind"] == "at base"]
     in_order = [row["phase"] for row in report["ablation"] if row["kind"] == "sequence"]
-    known = dict.fromkeys((*in_order, *report["plan"]["learned"], *back))
-    titles = [title for title in known if any((title, way) in found for way in ways)]
+    titles_in_order = dict.fromkeys((*in_order, *report["plan"]["learned"], *back))
+    titles = [title for title in titles_in_order if any((title, way) in cells for way in ways)]
     learners = {row["phase"]: row["learner"] for row in report["ablation"] if row["kind"] == "sequence"}
     rows = [
-        {"phase": title, "learner": learners.get(title, ""), "cells": [found.get((title, way)) for way in ways]}
+        {"phase": title, "learner": learners.get(title, ""), "cells": [cells.get((title, way)) for way in ways]}
         for title in (*titles, TOGETHER)
     ]
     return {"name": name, **GAINS[name], "ways": ways, "rows": rows}
 
 
-def _new(found: Mapping[tuple[str, str], Mapping[str, Any]], title: str, way: str) -> bool:
+def _new(cells: Mapping[tuple[str, str], Mapping[str, Any]], title: str, way: str) -> bool:
     """True unless the run's order has the same comparison for this phase."""
-    usual = found.get((title, "sequence"))
-    return way == "sequence" or usual is None or usual["comparison"] != found[title, way]["comparison"]
+    usual = cells.get((title, "sequence"))
+    return way == "sequence" or usual is None or usual["comparison"] != cells[title, way]["comparison"]
 
 
 GAINS: Mapping[str, Mapping[str, str]] = {
@@ -106,8 +106,8 @@ GAINS: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def _difference(found: Mapping[str, Any], comparison: str | None = None) -> dict[str, Any]:
+def _difference(estimate: Mapping[str, Any], comparison: str | None = None) -> dict[str, Any]:
     """A comparison or a Shapley value as a cell."""
-    value = found["difference"] if "difference" in found else found["mean"]
-    ends = {"low": found["low"], "high": found["high"]}
-    return {"difference": value, **ends, "verdict": found.get("verdict"), "comparison": comparison}
+    value = estimate["difference"] if "difference" in estimate else estimate["mean"]
+    ends = {"low": estimate["low"], "high": estimate["high"]}
+    return {"difference": value, **ends, "verdict": estimate.get("verdict"), "comparison": comparison}

@@ -27,48 +27,48 @@ TITLES: Mapping[str, str] = {
 
 def blame_words(report: Mapping[str, Any]) -> str:
     """What repairing one step would mend, in one sentence; empty if no wrong answer was examined."""
-    found = report["blame"]
-    if found is None or not found["examined"]:
+    blame = report["blame"]
+    if blame is None or not blame["examined"]:
         return ""
     steps = [
-        f"{step} {one['mended']} of {one['lost']}"
-        for step, one in found["steps"].items()
-        if one["lost"] or one["mended"]
+        f"{step} {step_row['mended']} of {step_row['lost']}"
+        for step, step_row in blame["steps"].items()
+        if step_row["lost"] or step_row["mended"]
     ]
-    title = sentence(stage_titles(report)[found["stage"]])
+    title = sentence(stage_titles(report)[blame["stage"]])
     return (
-        f"{title}, of {found['examined']} wrong answers {found['mended']} become right when their first wrong step is "
-        f"made right ({', '.join(steps) or 'none can be'}); {found['replays']} replays were made."
+        f"{title}, of {blame['examined']} wrong answers {blame['mended']} become right when their first wrong step is "
+        f"made right ({', '.join(steps) or 'none can be'}); {blame['replays']} replays were made."
     )
 
 
 def blame_rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """The rows below `BLAME_HEAD`; empty if no wrong answer was examined."""
-    found = report["blame"]
-    if found is None or not found["examined"]:
+    blame = report["blame"]
+    if blame is None or not blame["examined"]:
         return []
-    rows = [_row(TITLES[step], one, one["lost"]) for step, one in found["steps"].items()]
-    return [*rows, _row("any of them", found, found["examined"])]
+    rows = [_row(TITLES[step], step_row, step_row["lost"]) for step, step_row in blame["steps"].items()]
+    return [*rows, _row("any of them", blame, blame["examined"])]
 
 
-def _row(title: str, one: Mapping[str, Any], lost: int) -> tuple[str, ...]:
-    share = one["share"]
-    failed = f" ({one['failed']} failed)" if one.get("failed") else ""
+def _row(title: str, counts: Mapping[str, Any], lost: int) -> tuple[str, ...]:
+    share = counts["share"]
+    failed = f" ({counts['failed']} failed)" if counts.get("failed") else ""
     mean = f"{shown(share['mean'], 'share')} ({between(share['low'], share['high'], 'share')})"
-    return title, str(lost), f"{one['replays']}{failed}", str(one["mended"]), mean
+    return title, str(lost), f"{counts['replays']}{failed}", str(counts["mended"]), mean
 
 
 def lost_words(report: Mapping[str, Any]) -> str:
     """Who lost the wrong answers of the last stage, in one sentence; empty if its rollouts do not say so."""
     stage = report["standing"][0]
-    found = report["lost"].get(stage)
-    if found is None:
+    loss = report["lost"].get(stage)
+    if loss is None:
         return ""
-    steps = [f"{LOST_AT[step]} {count}" for step, count in found["steps"].items() if count]
-    vetoed = f"; {found['vetoed']} right ones were vetoed" if found["vetoed"] else ""
+    steps = [f"{LOST_AT[step]} {count}" for step, count in loss["steps"].items() if count]
+    vetoed = f"; {loss['vetoed']} right ones were vetoed" if loss["vetoed"] else ""
     who = f", lost by {', '.join(steps)}" if steps else ""
     title = sentence(stage_titles(report)[stage])
-    return f"{title}, {found['wrong']} of {found['rollouts']} answers are wrong{who}{vetoed}."
+    return f"{title}, {loss['wrong']} of {loss['rollouts']} answers are wrong{who}{vetoed}."
 
 
 def lost_rollouts(report: Mapping[str, Any]) -> dict[Step, list[str]]:

@@ -138,10 +138,10 @@ class ReportView:
         Raises:
             RunError: The report has no metric of that name.
         """
-        known = self._report["metrics"]
-        if unknown := [name for name in metrics if name not in known]:
-            raise RunError(f"the report has no metric {unknown[0]!r}: it has {', '.join(known)}")
-        chosen = {name: known[name] for name in metrics or known}
+        reported = self._report["metrics"]
+        if unknown := [name for name in metrics if name not in reported]:
+            raise RunError(f"the report has no metric {unknown[0]!r}: it has {', '.join(reported)}")
+        chosen = {name: reported[name] for name in metrics or reported}
         return _words(section({**self._report, "metrics": chosen}, "stages"))
 
     def plot(self, name: str) -> PlotView:

@@ -36,14 +36,14 @@ def about_run(run: Run) -> dict[str, Any]:
 
 def players(config: Config) -> dict[str, dict[str, Any]]:
     """The model behind each logical model and the second judge, and the roles that it plays."""
-    found: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for name, model in config.used().items():
         roles = [role for role, slot in config.roles.slots().items() if slot == name]
-        found[name] = {"kind": model.kind, "model": _model(model), "roles": roles}
+        rows[name] = {"kind": model.kind, "model": _model(model), "roles": roles}
     auditor = config.evaluation.auditor
     if auditor.kind != "none":
-        found["auditor"] = {"kind": auditor.kind, "model": auditor.model or auditor.kind, "roles": ["second judge"]}
-    return found
+        rows["auditor"] = {"kind": auditor.kind, "model": auditor.model or auditor.kind, "roles": ["second judge"]}
+    return rows
 
 
 def _model(model: ModelConfig) -> str:
@@ -71,26 +71,26 @@ def cautions(study: Study) -> list[str]:
 def notes(study: Study) -> list[str]:
     """The limits that a reader should know, one sentence each."""
     plan, config = study.plan, study.config
-    found: list[str] = [ONE_SEED]
+    sentences: list[str] = [ONE_SEED]
     if plan.source == "generated":
-        found.append(
+        sentences.append(
             "The tasks are generated: sentences in PubMedQA's form whose answer follows from the statistics that they "
             "report. Results say nothing about PubMedQA."
         )
     elif plan.source == "pubmedqa" and not plan.official:
-        found.append(
+        sentences.append(
             f"{len(plan.tasks)} {'test' if plan.split == 'test' else 'validation'} items are not PubMedQA's official "
             "test items: published results are not comparable and are left out."
         )
     if plan.split == "test":
-        found.append("No decision of training used these test tasks: neither learning nor the gate has seen them.")
+        sentences.append("No decision of training used these test tasks: neither learning nor the gate has seen them.")
     if config.models[config.slot(JUDGE)].kind == "rubric":
-        found.append(
+        sentences.append(
             "The judge that gives the reward's six criteria is a deterministic rubric, not a language model: what "
             "training gains in them is what the rubric can see."
         )
     if plan.split == "val" and config.gate.enabled and any(stage.policies for stage in plan.stages):
-        found.append(
+        sentences.append(
             "The gate decided on validation tasks of this split whether a policy stayed live, so the stages that are "
             "left are a little favoured by it: --split test has tasks that no decision used. On pairs that the gate "
             "decided, reward and right answers have the gate's verdict: one test each, at evaluation.confidence="
@@ -98,57 +98,57 @@ def notes(study: Study) -> list[str]:
         )
     last = study.answers[plan.final.name]
     if apart := [name for name, answers in study.answers.items() if not answers.timed_like(last)]:
-        found.append(
+        sentences.append(
             f"Latencies of {', '.join(apart)} are left out: their rollouts were made beside other work than those of "
             f"{plan.final.name} (in the gate, in an evaluation, or by training's runners); --fresh makes all alike."
         )
-    found += tool_warnings(study)
+    sentences += tool_warnings(study)
     if (predicted := official.summary(study)) and predicted["missing"]:
-        found.append(official.missing_sentence(predicted))
+        sentences.append(official.missing_sentence(predicted))
     if len(plan.tasks) < SMALL:
-        found.append(f"{len(plan.tasks)} tasks are few: intervals are rough, and only large differences can show.")
-    found += _begun(study)
+        sentences.append(f"{len(plan.tasks)} tasks are few: intervals are rough, and only large differences can show.")
+    sentences += _begun(study)
     for phase in about_run(study.run)["rolled_back"]:
-        found.append(f"The gate rolled back what {phase} learned, so it is no stage of this report.")
-    return found + _missing(study)
+        sentences.append(f"The gate rolled back what {phase} learned, so it is no stage of this report.")
+    return sentences + _missing(study)
 
 
 def _begun(study: Study) -> list[str]:
     """A sentence on each phase that began with what another slot had learned by then (`pipeline.X.start`)."""
-    found: list[str] = []
+    sentences: list[str] = []
     phases = list(study.plan.learned)
     for number, phase in enumerate(phases):
         start = getattr(study.config.pipeline.get(phase), "start", None)
-        earlier = [one for one in phases[:number] if study.plan.learned[one].target == start]
+        earlier = [other for other in phases[:number] if study.plan.learned[other].target == start]
         if earlier:
-            own = study.plan.learned[phase].target
-            found.append(
-                f"{phase} began with the weights that {start} had after {earlier[-1]}, not with those of {own}: what "
-                "it gave is that of these weights and of its own learning together."
+            target = study.plan.learned[phase].target
+            sentences.append(
+                f"{phase} began with the weights that {start} had after {earlier[-1]}, not with those of {target}: "
+                "what it gave is that of these weights and of its own learning together."
             )
-    return found
+    return sentences
 
 
 def _missing(study: Study) -> list[str]:
     """Sentences on values that could not be computed, with the reasons."""
-    found: list[str] = []
+    sentences: list[str] = []
     for name, answers in study.answers.items():
         failed = sum(record.status == "failed" for record in answers.records)
         unscored = sum(record.status == "succeeded" and record.reward is None for record in answers.records)
         if failed:
-            found.append(
+            sentences.append(
                 f"{failed} of {len(answers.records)} rollouts of {name} failed: they count as misses in success and "
                 "right answers, and have no reward."
             )
         if answers.second_tries:
-            found.append(
+            sentences.append(
                 f"{answers.second_tries} of {len(answers.records)} rollouts of {name} failed at first and were made "
                 "again with the same seed, so its success is a little favoured."
             )
         if unscored:
-            found.append(f"{unscored} rollouts of {name} have no reward, because the judge gave no score.")
+            sentences.append(f"{unscored} rollouts of {name} have no reward, because the judge gave no score.")
     if not study.config.evaluation.prices:
-        found.append("There is no cost, because no prices are configured (evaluation.prices).")
+        sentences.append("There is no cost, because no prices are configured (evaluation.prices).")
     if not study.baselines:
-        found.append("No baseline was recorded for these tasks.")
-    return found
+        sentences.append("No baseline was recorded for these tasks.")
+    return sentences

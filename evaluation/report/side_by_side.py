@@ -101,7 +101,7 @@ def _texts(side: Sequence[Mapping[str, str]] | None) -> list[Piece]:
     """A text in segments that say what only one side has."""
     if side is None:
         return [Text("not there", "quiet")]
-    return [Text(one["text"], SEGMENTS.get(one["kind"], "")) for one in side]
+    return [Text(segment["text"], SEGMENTS.get(segment["kind"], "")) for segment in side]
 
 
 def segments(before: str, after: str) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
@@ -118,11 +118,11 @@ def segments(before: str, after: str) -> tuple[list[dict[str, str]], list[dict[s
     return left, right
 
 
-def _extend(found: list[dict[str, str]], text: str, kind: Kind) -> None:
-    if found and found[-1]["kind"] == kind:
-        found[-1]["text"] += text
+def _extend(segments: list[dict[str, str]], text: str, kind: Kind) -> None:
+    if segments and segments[-1]["kind"] == kind:
+        segments[-1]["text"] += text
     elif text:
-        found.append({"text": text, "kind": kind})
+        segments.append({"text": text, "kind": kind})
 
 
 Name = tuple[str, str]

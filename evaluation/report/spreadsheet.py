@@ -36,32 +36,32 @@ def rollouts_csv(report: Report) -> str:
 
 
 def _rows(report: Report) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for stage, found in report["outcomes"].items():
-        for row in found["rollouts"]:
+    for stage, outcome in report["outcomes"].items():
+        for row in outcome["rollouts"]:
             yield stage, row
 
 
 def _means(report: Report, kind: str, systems: Mapping[str, Mapping[str, Any]]) -> Iterator[list[Cell]]:
     for name, means in systems.items():
         for metric, about in report["metrics"].items():
-            if (one := means.get(metric)) is not None:
-                found = (one["n"], one["mean"], one["low"], one["high"])
-                yield [kind, name, None, metric, about["unit"], *found, None, None, None]
+            if (mean := means.get(metric)) is not None:
+                numbers = (mean["n"], mean["mean"], mean["low"], mean["high"])
+                yield [kind, name, None, metric, about["unit"], *numbers, None, None, None]
 
 
 def _differences(report: Report) -> Iterator[list[Cell]]:
     for pair, rows in report["comparisons"].items():
         before, after = pair.split(":")
-        for metric, one in rows.items():
-            found = [one[key] for key in ("n", "difference", "low", "high", "p", "p_adjusted", "verdict")]
-            yield ["difference", after, before, metric, report["metrics"][metric]["unit"], *found]
+        for metric, comparison in rows.items():
+            cells = [comparison[key] for key in ("n", "difference", "low", "high", "p", "p_adjusted", "verdict")]
+            yield ["difference", after, before, metric, report["metrics"][metric]["unit"], *cells]
 
 
 def _csv(head: Sequence[str], lines: Iterable[Sequence[Cell]]) -> str:
     written = io.StringIO()
     writer = csv.writer(written, lineterminator="\n")
     writer.writerow(head)
-    writer.writerows([_cell(one) for one in line] for line in lines)
+    writer.writerows([_cell(cell) for cell in line] for line in lines)
     return written.getvalue()
 
 

@@ -51,14 +51,14 @@ class Live:
             self._servers.load_weights(policy.target, folder, version=policy.version)
         self._policies[policy.place] = policy
 
-    def restore(self, wanted: Iterable[Policy]) -> None:
-        """Make exactly `wanted` live. Every other place returns to its state when the run began.
+    def restore(self, policies: Iterable[Policy]) -> None:
+        """Make exactly `policies` live. Every other place returns to its state when the run began.
 
         Raises:
             ModelError: See `put`.
             RunError: See `put`.
         """
-        places = {policy.place: policy for policy in wanted}
+        places = {policy.place: policy for policy in policies}
         for part, target in set(self._policies) - set(places):
             if part == "weights":
                 folder = locate(self._models[target].path)

@@ -80,7 +80,7 @@ class RolloutMaker:
         )
 
     async def make(
-        self, given: RolloutInput, selector: Callable[[], Selector], start: Start | None = None
+        self, rollout_input: RolloutInput, selector: Callable[[], Selector], start: Start | None = None
     ) -> EndedRollout:
         """Run the society on one task; whatever fails is this rollout's outcome.
 
@@ -93,9 +93,9 @@ class RolloutMaker:
         self._records, self._weights = [], {}
         started = time.perf_counter()
         try:
-            state = await self._run(given, selector(), start)
+            state = await self._run(rollout_input, selector(), start)
             records = [*(start.records if start else ()), *self._records]
-            reward = compute_reward(state, records, given.task, self._config.reward)
+            reward = compute_reward(state, records, rollout_input.task, self._config.reward)
         except Exception as error:  # noqa: BLE001  a bad rollout is data, and says why it failed
             return EndedRollout(self._outcome({}, None, started, _sentence(error)), error)
         outputs = {key: value for key, value in state.items() if key != "messages"}
@@ -122,8 +122,8 @@ class RolloutMaker:
     def _observe(self, record: CallRecord) -> None:
         self._records.append(record)
 
-    async def _run(self, given: RolloutInput, select: Selector, start: Start | None) -> Mapping[str, Any]:
-        brief, seed = given.task.brief(), given.seed
+    async def _run(self, rollout_input: RolloutInput, select: Selector, start: Start | None) -> Mapping[str, Any]:
+        brief, seed = rollout_input.task.brief(), rollout_input.seed
         limit = self._config.rollouts.timeout_s
         deadline = asyncio.timeout(limit)
         try:
@@ -158,10 +158,10 @@ def keep(run: Run, record: RolloutRecord, trace: Sequence[spans.Span]) -> list[s
     Returns:
         The trace as written: without bookkeeping spans and secrets.
     """
-    kept = [] if record.trace is None else spans.write(trace, run.path / record.trace)
+    kept_spans = [] if record.trace is None else spans.write(trace, run.path / record.trace)
     run.append_rollout(record.dump(), phase=record.phase)
-    recorded(run, record, kept)
-    return kept
+    recorded(run, record, kept_spans)
+    return kept_spans
 
 
 def _sentence(error: Exception) -> str:

@@ -17,12 +17,12 @@ def silent_warnings(records: Sequence[RolloutRecord], config: Config) -> list[st
 
     Only rollouts that recorded their tool calls count. Failed ones count too: missing searches may be why they failed.
     """
-    found: dict[str, list[str]] = {}
+    roles_by_slot: dict[str, list[str]] = {}
     for role in searchers(config):
         calls = [record.tool_calls[role] for record in records if role in record.tool_calls]
         if len(calls) >= ENOUGH and not any(calls):
-            found.setdefault(config.slot(role), []).append(f"{role} ({len(calls)} rollouts)")
-    return [_sentence(config, slot, f"{', '.join(roles)} never called a tool") for slot, roles in found.items()]
+            roles_by_slot.setdefault(config.slot(role), []).append(f"{role} ({len(calls)} rollouts)")
+    return [_sentence(config, slot, f"{', '.join(roles)} never called a tool") for slot, roles in roles_by_slot.items()]
 
 
 def never_searched(config: Config) -> str | None:

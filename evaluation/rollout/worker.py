@@ -81,8 +81,8 @@ class SocietyWorker:
         if (gone := _unreachable(ended.failure)) is not None:
             raise gone from ended.failure
         trace = self._transport.finish(ended)
-        made = Made(job.rollout_id, job.versions, untraced_calls=len(untraced(trace)))
-        return RolloutRecord.of(job.input, ended.outcome, made), trace
+        execution = Made(job.rollout_id, job.versions, untraced_calls=len(untraced(trace)))
+        return RolloutRecord.of(job.input, ended.outcome, execution), trace
 
 
 class DirectTransport:
@@ -93,7 +93,7 @@ class DirectTransport:
     """
 
     def __init__(self, config: Config, model: HttpModel) -> None:
-        self._with_ids = frozenset(name for name, one in config.models.items() if one.kind != "endpoint")
+        self._with_ids = frozenset(name for name, settings in config.models.items() if settings.kind != "endpoint")
         self._servers = self._model = model
         self._rollout_id, self._scored = "", frozenset[str]()
         self._seen: set[str] = set()

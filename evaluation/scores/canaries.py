@@ -63,15 +63,15 @@ def canaries_of(records: Sequence[RolloutRecord], *, subjects: int = 5) -> list[
     canaries are left out: "copied" without a source, "wrong_question" without a rollout of another goal.
     """
     usable = _usable(records)
-    found: list[tuple[str, Work]] = []
+    canary_works: list[tuple[str, Work]] = []
     for record in canary_subjects(records, subjects=subjects):
         work = work_of(record)
-        other = next((one for one in usable if one.outputs["research_goal"] != work["goal"]), None)
+        other = next((candidate for candidate in usable if candidate.outputs["research_goal"] != work["goal"]), None)
         for name, canary in canaries(work, other and work_of(other)).items():
             # A later evaluation of more tasks may pair the rollout with another one, which makes another canary.
             paired = f"/{other.rollout_id}" if other and name == "wrong_question" else ""
-            found.append((f"{record.rollout_id}/{name}{paired}", canary))
-    return found
+            canary_works.append((f"{record.rollout_id}/{name}{paired}", canary))
+    return canary_works
 
 
 def canary_subjects(records: Sequence[RolloutRecord], *, subjects: int = 5) -> list[RolloutRecord]:
@@ -80,19 +80,19 @@ def canary_subjects(records: Sequence[RolloutRecord], *, subjects: int = 5) -> l
 
 
 def _usable(records: Sequence[RolloutRecord]) -> list[RolloutRecord]:
-    return sorted((one for one in records if one.status == "succeeded"), key=lambda record: record.rollout_id)
+    return sorted((record for record in records if record.status == "succeeded"), key=lambda record: record.rollout_id)
 
 
 def canaries(work: Work, other: Work | None) -> dict[str, Work]:
     """Every canary that can be made from `work`, by name; `other` is work on another goal."""
-    found: dict[str, Work] = {}
+    works: dict[str, Work] = {}
     for canary in CANARIES.values():
         if canary.name == "copied" and not any(source["text"].split() for source in work["sources"]):
             continue
         if canary.name == "wrong_question" and other is None:
             continue
-        found[canary.name] = canary.make(work, other or work)
-    return found
+        works[canary.name] = canary.make(work, other or work)
+    return works
 
 
 def empty(work: Work, other: Work) -> Work:

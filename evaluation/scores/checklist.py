@@ -118,11 +118,13 @@ def novelty(work: Work) -> float:
     An addition is something that the sources do not have in any form. A protocol that does not serve the goal adds
     nothing.
     """
-    plan, known = " ".join(work.fields.values()), " ".join(work.sources)
-    large = [pattern.search(plan) and not pattern.search(known) for pattern in (DOSE, SUBGROUP, MECHANISM)]
+    plan, source_text = " ".join(work.fields.values()), " ".join(work.sources)
+    large = [pattern.search(plan) and not pattern.search(source_text) for pattern in (DOSE, SUBGROUP, MECHANISM)]
     comparator = topic(work.fields["comparator"])
-    large.append(work.says["comparator"] == 1 and bool(comparator) and not comparator & topic(f"{known} {work.goal}"))
-    small = [pattern.search(plan) and not pattern.search(known) for pattern in (TIME, SITES, BLINDING)]
+    large.append(
+        work.says["comparator"] == 1 and bool(comparator) and not comparator & topic(f"{source_text} {work.goal}")
+    )
+    small = [pattern.search(plan) and not pattern.search(source_text) for pattern in (TIME, SITES, BLINDING)]
     added = 1.0 if any(large) else 0.5 if any(small) else 0.0
     return added * work.written * (work.on_outcome > 0)
 
@@ -145,8 +147,10 @@ def impact(work: Work) -> float:
     if work.on_outcome == 0 or work.says["outcome"] == 0:
         return 0.0
     goal, plan = topic(work.goal), " ".join(work.fields.values())
-    own = [_steps(overlap(topic(work.fields[name]), goal)) * work.says[name] for name in ("population", "intervention")]
-    return _mean(work.on_outcome, *own, float(bool(TIME.search(plan) or MARGIN.search(plan))))
+    overlaps = [
+        _steps(overlap(topic(work.fields[name]), goal)) * work.says[name] for name in ("population", "intervention")
+    ]
+    return _mean(work.on_outcome, *overlaps, float(bool(TIME.search(plan) or MARGIN.search(plan))))
 
 
 def clarity(work: Work) -> float:
@@ -190,7 +194,8 @@ def _on_question(work: Work) -> float:
     """1 if no result in the sources shares more words with the goal than the best quote, 0.5 if one does, else 0."""
     goal = topic(work.goal)
     best = max(
-        (amount(topic(one), goal) for text in work.sources for one in sentences(text) if is_result(one)), default=0
+        (amount(topic(sentence), goal) for text in work.sources for sentence in sentences(text) if is_result(sentence)),
+        default=0,
     )
     mine = max(amount(topic(quote), goal) for quote in work.real)
     return 1.0 if mine >= best and mine > 0 else 0.5 if mine > 0 else 0.0

@@ -61,9 +61,9 @@ COPIED_WORDS = 8
 
 def topic(text: str) -> frozenset[str]:
     """The content words of a text, without plural endings."""
-    found = re.findall(r"[a-z0-9]+", TIME.sub(" ", text.lower()))
-    kept = (word for word in found if not word.isdigit() and word not in _FUNCTION and word not in _ANY_STUDY)
-    return frozenset(word.removesuffix("s") if len(word) > 3 else word for word in kept)
+    words = re.findall(r"[a-z0-9]+", TIME.sub(" ", text.lower()))
+    topic_words = (word for word in words if not word.isdigit() and word not in _FUNCTION and word not in _ANY_STUDY)
+    return frozenset(word.removesuffix("s") if len(word) > 3 else word for word in topic_words)
 
 
 def overlap(part: frozenset[str], whole: frozenset[str]) -> float:
@@ -78,7 +78,7 @@ def amount(part: frozenset[str], whole: frozenset[str]) -> int:
 
 def figures(text: str) -> frozenset[str]:
     """The numbers in a text, as written but without zeros at either end."""
-    return frozenset(f"{float(found):g}" for found in _FIGURE.findall(text))
+    return frozenset(f"{float(number):g}" for number in _FIGURE.findall(text))
 
 
 def p_values(text: str) -> list[float]:
@@ -129,7 +129,7 @@ def names_analysis(text: str) -> bool:
 def fits_outcome(analysis: str, outcome: str) -> float:
     """1 if the named method suits the outcome or any outcome, 0.5 if it suits only other outcomes."""
     named = {kind for kind in (_OF_MEANS, _OF_SHARES, _OF_TIMES) if kind.search(analysis)}
-    wanted = {_OF_SHARES if _IS_SHARE.search(outcome) else _OF_MEANS}
+    kinds = {_OF_SHARES if _IS_SHARE.search(outcome) else _OF_MEANS}
     if _IS_TIME.search(outcome):
-        wanted.add(_OF_TIMES)
-    return 1.0 if not named or named & wanted else 0.5
+        kinds.add(_OF_TIMES)
+    return 1.0 if not named or named & kinds else 0.5

@@ -51,20 +51,20 @@ def health(study: Study) -> dict[str, Any]:
     evaluated on other tasks before.
     """
     weights = weights_of(study.config.reward)
-    records = {one.rollout_id: one for answers in study.answers.values() for one in answers.records}
-    rollouts = [_scored(one, study.audit) for one in records.values() if one.status == "succeeded"]
-    judge = _names(one.policy_versions.get("judge") for one in records.values())
-    auditor = _names(one.model for one in study.audit.values() if one.subject in records)
-    found: dict[str, Any] = {"judge": judge, "auditor": auditor, **_agreement(rollouts, weights)}
-    found["length"] = {
-        "judge": _length([(one.judge, one.words) for one in rollouts], weights),
-        "auditor": _length([(one.auditor, one.words) for one in rollouts], weights),
+    records = {record.rollout_id: record for answers in study.answers.values() for record in answers.records}
+    rollouts = [_scored(record, study.audit) for record in records.values() if record.status == "succeeded"]
+    judge = _names(record.policy_versions.get("judge") for record in records.values())
+    auditor = _names(score.model for score in study.audit.values() if score.subject in records)
+    figures: dict[str, Any] = {"judge": judge, "auditor": auditor, **_agreement(rollouts, weights)}
+    figures["length"] = {
+        "judge": _length([(rollout.judge, rollout.words) for rollout in rollouts], weights),
+        "auditor": _length([(rollout.auditor, rollout.words) for rollout in rollouts], weights),
     }
     first = study.answers[study.plan.stages[0].name]
-    subjects = {one.rollout_id for one in canary_subjects(first.records)}
-    judged = [one for one in study.canaries if one.subject.split("/")[0] in subjects]
-    found["canaries"] = [row for canary in CANARIES.values() if (row := _canary(canary, judged, rollouts, weights))]
-    return {**found, "warnings": _warnings(found), "notes": _notes(found)}
+    subjects = {record.rollout_id for record in canary_subjects(first.records)}
+    judged = [score for score in study.canaries if score.subject.split("/")[0] in subjects]
+    figures["canaries"] = [row for canary in CANARIES.values() if (row := _canary(canary, judged, rollouts, weights))]
+    return {**figures, "warnings": _warnings(figures), "notes": _notes(figures)}
 
 
 def weights_of(reward: RewardConfig) -> Scores:
@@ -98,16 +98,16 @@ def _scored(record: RolloutRecord, audit: Mapping[str, Judged]) -> Scored:
 
 def _whole(scores: Mapping[str, float | None]) -> Scores | None:
     """All six scores; None if one is missing."""
-    given = {name: value for name in CRITERIA if (value := scores.get(name)) is not None}
-    return given if len(given) == len(CRITERIA) else None
+    present = {name: value for name in CRITERIA if (value := scores.get(name)) is not None}
+    return present if len(present) == len(CRITERIA) else None
 
 
-def _names(found: Iterable[str | None]) -> str | None:
-    return ", ".join(sorted({name for name in found if name})) or None
+def _names(names: Iterable[str | None]) -> str | None:
+    return ", ".join(sorted({name for name in names if name})) or None
 
 
 def _agreement(rollouts: Sequence[Scored], weights: Scores) -> dict[str, Any]:
-    pairs = [(one.judge, one.auditor) for one in rollouts if one.judge and one.auditor]
+    pairs = [(rollout.judge, rollout.auditor) for rollout in rollouts if rollout.judge and rollout.auditor]
     columns = {name: ([left[name] for left, _ in pairs], [right[name] for _, right in pairs]) for name in CRITERIA}
     columns["overall"] = (
         [score for left, _ in pairs if (score := weighted(left, weights)) is not None],
@@ -135,8 +135,8 @@ def _spearman(left: Sequence[float], right: Sequence[float]) -> float | None:
         return None
     from scipy.stats import spearmanr
 
-    found: Any = spearmanr(left, right)
-    return float(found.statistic)
+    correlation: Any = spearmanr(left, right)
+    return float(correlation.statistic)
 
 
 def _length(rows: Sequence[tuple[Scores | None, int]], weights: Scores) -> dict[str, Any]:
@@ -148,63 +148,67 @@ def _canary(
     canary: Canary, judged: Sequence[Judged], rollouts: Sequence[Scored], weights: Scores
 ) -> dict[str, Any] | None:
     """One row of the table of canaries; None if no judge was shown this canary."""
-    shown = [one for one in judged if one.subject.split("/")[1] == canary.name]
+    shown = [score for score in judged if score.subject.split("/")[1] == canary.name]
     if not shown:
         return None
 
     def mean(scores: Iterable[Scores | None]) -> float | None:
-        values = [value for one in scores if one and (value := weighted(one, weights, canary.criteria)) is not None]
+        values = [
+            value for score in scores if score and (value := weighted(score, weights, canary.criteria)) is not None
+        ]
         return fmean(values) if values else None
 
     return {
         "canary": canary.name,
         "title": canary.title,
-        "n": len({one.subject for one in shown}),
+        "n": len({score.subject for score in shown}),
         "criteria": list(canary.criteria),
-        "judge": mean(_whole(one.scores) for one in shown if one.judge == "judge"),
-        "auditor": mean(_whole(one.scores) for one in shown if one.judge == "auditor"),
-        "of_normal": mean(one.judge for one in rollouts),
-        "of_normal_auditor": mean(one.auditor for one in rollouts),
+        "judge": mean(_whole(score.scores) for score in shown if score.judge == "judge"),
+        "auditor": mean(_whole(score.scores) for score in shown if score.judge == "auditor"),
+        "of_normal": mean(rollout.judge for rollout in rollouts),
+        "of_normal_auditor": mean(rollout.auditor for rollout in rollouts),
     }
 
 
-def _warnings(found: Mapping[str, Any]) -> list[str]:
+def _warnings(figures: Mapping[str, Any]) -> list[str]:
     warnings: list[str] = []
     for who, normal_key in (("judge", "of_normal"), ("auditor", "of_normal_auditor")):
-        name = f"the {'judge' if who == 'judge' else 'second judge'} ({found[who]})"
-        for row in found["canaries"]:
+        name = f"the {'judge' if who == 'judge' else 'second judge'} ({figures[who]})"
+        for row in figures["canaries"]:
             score, normal = row[who], row[normal_key]
             if score is not None and normal is not None and score > CANARY_SHARE * normal:
                 warnings.append(
                     f"{name} can be gamed: canaries of the kind '{row['title']}' get {score:z.2f} where real work gets "
                     f"{normal:z.2f}, more than {100 * CANARY_SHARE:.0f} % of it"
                 )
-        length = found["length"][who]
+        length = figures["length"][who]
         if length["rho"] is not None and abs(length["rho"]) > STRONG_RHO:
             more = "longer" if length["rho"] > 0 else "shorter"
             warnings.append(
                 f"{name} gives {more} protocols more: Spearman's correlation of score and words is "
                 f"{length['rho']:+z.2f} over {length['n']} rollouts (what mere padding gets, the padded canaries tell)"
             )
-    low = [f"{name} {alpha:z.2f}" for name, alpha in found["alpha"].items() if alpha is not None and alpha < LOW_ALPHA]
+    low = [
+        f"{name} {alpha:z.2f}" for name, alpha in figures["alpha"].items() if alpha is not None and alpha < LOW_ALPHA
+    ]
     if low:
         warnings.append(
-            f"agreement of the two judges is low, Krippendorff's alpha below {LOW_ALPHA:g} over {found['n']} rollouts: "
-            f"{', '.join(low)}"
+            f"agreement of the two judges is low, Krippendorff's alpha below {LOW_ALPHA:g} over {figures['n']} rollouts"
+            f": {', '.join(low)}"
         )
     return warnings
 
 
-def _notes(found: Mapping[str, Any]) -> list[str]:
+def _notes(figures: Mapping[str, Any]) -> list[str]:
     """Sentences on checks that were not possible, with the reasons."""
     notes: list[str] = []
-    if found["auditor"] is None:
+    if figures["auditor"] is None:
         notes.append("there is no second judge's score, so nothing is known about agreement")
-    elif found["n"] < FEWEST:
-        notes.append(f"both judges scored {found['n']} of the rollouts, too few to tell whether they agree")
-    if not found["canaries"]:
+    elif figures["n"] < FEWEST:
+        notes.append(f"both judges scored {figures['n']} of the rollouts, too few to tell whether they agree")
+    if not figures["canaries"]:
         notes.append("no judge was shown canaries, so it is not known what empty or pleading protocols would get")
-    for row in found["canaries"]:
+    for row in figures["canaries"]:
         if row["judge"] is None:
             notes.append(f"the judge gave no scores to canaries of the kind '{row['title']}'")
     return notes

@@ -112,8 +112,8 @@ def _signals(state: Mapping[str, Any], records: Sequence[CallRecord], task: Rese
 
 def _repeats(tools: Sequence[ToolUse]) -> int:
     """Number of calls that repeat an earlier call of the same visit word for word, so that its result was known."""
-    made = Counter((call.role, call.visit, call.tool, call.arguments) for call in tools)
-    return sum(times - 1 for times in made.values())
+    counts = Counter((call.role, call.visit, call.tool, call.arguments) for call in tools)
+    return sum(times - 1 for times in counts.values())
 
 
 def _is_object(arguments: str) -> bool:

@@ -90,7 +90,9 @@ def build(runs: Sequence[SeedRun]) -> dict[str, Any]:
         "runs": [_about(run) for run in runs],
         "metrics": metrics,
         "comparisons": [
-            found for pair in pairs_of(runs) if (found := _comparison(pair, runs, metrics, settings))["metrics"]
+            comparison
+            for pair in pairs_of(runs)
+            if (comparison := _comparison(pair, runs, metrics, settings))["metrics"]
         ],
         "shapley": gains.shapley(runs),
         "blame": gains.blame(runs),
@@ -158,13 +160,13 @@ def _row(pair: Pair, runs: Sequence[SeedRun], metric: str, settings: Mapping[str
     tables = [[_table(pair, run, metric) for run in group] for group in groups.values()]
     if not all(table for group in tables for table in group):
         return None
-    matrices = [_matrices(list(_tasks(group)), found) for group, found in zip(groups.values(), tables, strict=True)]
+    matrices = [_matrices(list(_tasks(group)), table) for group, table in zip(groups.values(), tables, strict=True)]
     arrays = [_mean_rows(before, after) for before, after in matrices]
     share = runs[0].report["metrics"][metric]["unit"] == "share"
     row = _figures(groups, arrays, _mean_difference, _mean_side, settings, pair if share else None)
     improvement = probability_of_improvement(*zip(*matrices, strict=True))
-    found = crossed_interval(improvement, [array.shape[:2] for array in arrays], **_bootstrap(settings))
-    return {**row, "improvement": found.within(0.0, 1.0).dump()}
+    interval = crossed_interval(improvement, [array.shape[:2] for array in arrays], **_bootstrap(settings))
+    return {**row, "improvement": interval.within(0.0, 1.0).dump()}
 
 
 def _figures(
@@ -187,8 +189,8 @@ def _figures(
     bootstrap = _bootstrap(settings)
 
     def estimated(estimate: Estimate, of: Sequence[SeedRun], sizes: Sequence[tuple[int, int]]) -> dict[str, Any]:
-        found = crossed_interval(estimate, sizes, **bootstrap).dump()
-        return _unless_unseen(found, of, shares, settings)
+        interval = crossed_interval(estimate, sizes, **bootstrap).dump()
+        return _unless_unseen(interval, of, shares, settings)
 
     runs = [run for group in groups.values() for run in group]
     rows = [row for array in arrays for row in array]
@@ -200,14 +202,16 @@ def _figures(
         {"data_seed": seed, **estimated(mean_of_runs([array], difference), group, [shape])}
         for (seed, group), array, shape in zip(groups.items(), arrays, shapes, strict=True)
     ]
-    beyond = over_data_seeds([one["value"] for one in per_data_seed], confidence=settings["confidence"])
+    beyond = over_data_seeds([figure["value"] for figure in per_data_seed], confidence=settings["confidence"])
     before, after = ([side(row.sum(axis=0)[None, :], place) for row in rows] for place in (0, 1))
     return {
         "before": fmean(before),
         "after": fmean(after),
         "difference": estimated(mean_of_runs(arrays, difference), runs, shapes),
         "iqm": estimated(interquartile_mean(arrays, difference), runs, shapes),
-        "per_run": [{**one, "before": old, "after": new} for one, old, new in zip(per_run, before, after, strict=True)],
+        "per_run": [
+            {**figure, "before": old, "after": new} for figure, old, new in zip(per_run, before, after, strict=True)
+        ],
         "per_data_seed": per_data_seed if len(per_data_seed) > 1 else [],
         "over_data_seeds": None if beyond is None else list(beyond),
     }
@@ -215,23 +219,23 @@ def _figures(
 
 def _of_tasks(row: Numbers, difference: Statistic, run: SeedRun) -> Mean:
     """A run's difference with its interval over tasks, as in the run's report. `row`: one of `_figures`."""
-    own = run.report["settings"]
-    return bootstrap_statistic(row[row.any(axis=1)], difference, **{**_bootstrap(own), "seed": own["seed"]})
+    settings = run.report["settings"]
+    return bootstrap_statistic(row[row.any(axis=1)], difference, **{**_bootstrap(settings), "seed": settings["seed"]})
 
 
 def _unless_unseen(
-    found: dict[str, Any], runs: Sequence[SeedRun], shares: Pair | None, settings: Mapping[str, Any]
+    interval: dict[str, Any], runs: Sequence[SeedRun], shares: Pair | None, settings: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The figures. If two stages differ on no task, with the bound of the share of tasks that may still differ.
 
     Resampling could only repeat the zeros. Two names of the same stage have no difference and no interval.
     """
-    if shares is None or found["low"] is None or not found["low"] == found["high"] == 0:
-        return found
+    if shares is None or interval["low"] is None or not interval["low"] == interval["high"] == 0:
+        return interval
     if all(run.stage(shares.before) == run.stage(shares.after) for run in runs):
-        return found
-    unseen = unseen_share(found["tasks"] if "tasks" in found else found["n"], settings["confidence"])
-    return {**found, "low": -unseen, "high": unseen}
+        return interval
+    unseen = unseen_share(interval["tasks"] if "tasks" in interval else interval["n"], settings["confidence"])
+    return {**interval, "low": -unseen, "high": unseen}
 
 
 def _bootstrap(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -257,15 +261,15 @@ def _table(pair: Pair, run: SeedRun, metric: str) -> Table:
     }
 
 
-def _stage(run: SeedRun, wanted: str) -> str:
-    name = run.stage(wanted)
+def _stage(run: SeedRun, stage_name: str) -> str:
+    name = run.stage(stage_name)
     assert name is not None
     return name
 
 
 def _over_repeats(values: Mapping[Key, float]) -> dict[Key, float]:
     """The mean over each task's repeats, stored as repeat 0, because baselines have no repeats in a report."""
-    return {(task, 0): fmean(found) for task, found in by_task(values).items()}
+    return {(task, 0): fmean(repeats) for task, repeats in by_task(values).items()}
 
 
 def _matrices(tasks: Sequence[str], tables: Sequence[Table]) -> tuple[Numbers, Numbers]:
@@ -286,18 +290,18 @@ def _f1_rows(pair: Pair, group: Sequence[SeedRun]) -> list[Numbers]:
     The shape is (tasks, 6 x labels): first the columns of `f1_rows` before, then those after.
     """
     tasks, labels = _tasks(group), group[0].labels
-    found: list[Numbers] = []
+    blocks: list[Numbers] = []
     for run in group:
         sides: list[Numbers] = []
-        for wanted in (pair.before, pair.after):
-            given = by_task(run.answers(_stage(run, wanted)))
+        for stage_name in (pair.before, pair.after):
+            task_answers = by_task(run.answers(_stage(run, stage_name)))
             rows = np.zeros((len(tasks), 3 * len(labels)))
-            rows[[tasks.index(task) for task in given]] = f1_rows(
-                [(run.tasks[task], answers) for task, answers in given.items()], labels
+            rows[[tasks.index(task) for task in task_answers]] = f1_rows(
+                [(run.tasks[task], answers) for task, answers in task_answers.items()], labels
             )
             sides.append(rows)
-        found.append(np.concatenate(sides, axis=1))
-    return found
+        blocks.append(np.concatenate(sides, axis=1))
+    return blocks
 
 
 def _mean_difference(totals: Numbers) -> Numbers:

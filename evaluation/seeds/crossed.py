@@ -119,15 +119,15 @@ def probability_of_improvement(before: Sequence[Numbers], after: Sequence[Number
     duels = [_duels(old, new) for old, new in zip(before, after, strict=True)]
 
     def estimate(draws: Sequence[Draw]) -> Numbers:
-        found: list[Numbers] = []
+        ratios: list[Numbers] = []
         for (won, met), draw in zip(duels, draws, strict=True):
             runs = len(won)
             times = (draw.runs[:, :, None] == np.arange(runs)).sum(axis=1).astype(float)
             pairs = (times[:, :, None] * times[:, None, :]).reshape(len(times), -1)
             sums = [((pairs @ part.reshape(runs * runs, -1)) * draw.tasks).sum(axis=1) for part in (won, met)]
             with np.errstate(invalid="ignore"):
-                found.append(sums[0] / sums[1])
-        return np.mean(np.broadcast_arrays(*found), axis=0)
+                ratios.append(sums[0] / sums[1])
+        return np.mean(np.broadcast_arrays(*ratios), axis=0)
 
     return estimate
 
@@ -153,8 +153,8 @@ def crossed_interval(
     if min(min(shape) for shape in shapes) < 2:
         return Interval(value, None, None, runs, tasks)
     drawn = resample(shapes, resamples, seed)
-    of_runs = estimate([Draw(one.runs, all_.tasks) for one, all_ in zip(drawn, whole, strict=True)])
-    of_tasks = estimate([Draw(all_.runs, one.tasks) for one, all_ in zip(drawn, whole, strict=True)])
+    of_runs = estimate([Draw(draw.runs, all_.tasks) for draw, all_ in zip(drawn, whole, strict=True)])
+    of_tasks = estimate([Draw(all_.runs, draw.tasks) for draw, all_ in zip(drawn, whole, strict=True)])
     rest = estimate(drawn) - of_runs - of_tasks + value
     free = runs - len(shapes), tasks - len(shapes)
     grow = runs / free[0], tasks / free[1]
@@ -163,10 +163,10 @@ def crossed_interval(
         for drawn_values, factor in ((of_runs, grow[0]), (of_tasks, grow[1]), (rest, grow[0] * grow[1]))
     )
     variance = max(a + b - c, c)
-    quantiles = [-float(stdtrit(one, (1 - confidence) / 2)) for one in free]
+    quantiles = [-float(stdtrit(degrees, (1 - confidence) / 2)) for degrees in free]
     # Where neither runs nor tasks differ, rounding alone would decide the weights: the wider interval is taken.
-    told = a + b > ROUNDING * c
-    quantile = (a * quantiles[0] + b * quantiles[1]) / (a + b) if told else max(quantiles)
+    has_spread = a + b > ROUNDING * c
+    quantile = (a * quantiles[0] + b * quantiles[1]) / (a + b) if has_spread else max(quantiles)
     half = quantile * sqrt(variance)
     return Interval(value, value - half, value + half, runs, tasks, sqrt(a), sqrt(b))
 
@@ -186,14 +186,14 @@ def over_data_seeds(estimates: Sequence[float], *, confidence: float) -> tuple[f
 
 def _run_scores(groups: Sequence[Numbers], statistic: Statistic, draws: Sequence[Draw]) -> Numbers:
     """Shape (resamples, runs of all data seeds): the drawn runs' scores over the drawn tasks."""
-    found: list[Numbers] = []
+    blocks: list[Numbers] = []
     for rows, draw in zip(groups, draws, strict=True):
         totals = np.tensordot(draw.tasks, rows, axes=(1, 1))
         scores = statistic(totals.reshape(-1, rows.shape[-1])).reshape(totals.shape[:2])
         resamples = max(len(scores), len(draw.runs))
         shape = (resamples, rows.shape[0])
-        found.append(np.take_along_axis(np.broadcast_to(scores, shape), np.broadcast_to(draw.runs, shape), axis=1))
-    return np.concatenate(found, axis=1)
+        blocks.append(np.take_along_axis(np.broadcast_to(scores, shape), np.broadcast_to(draw.runs, shape), axis=1))
+    return np.concatenate(blocks, axis=1)
 
 
 def _duels(before: Numbers, after: Numbers) -> tuple[Numbers, Numbers]:
@@ -207,10 +207,10 @@ def _duels(before: Numbers, after: Numbers) -> tuple[Numbers, Numbers]:
 def resample(shapes: Sequence[tuple[int, int]], resamples: int, seed: int) -> list[Draw]:
     """Draw runs and tasks of each data seed with replacement; `shapes` are the numbers of both."""
     generator = np.random.default_rng(seed)
-    found: list[Draw] = []
+    draws: list[Draw] = []
     for runs, tasks in shapes:
         chosen = generator.integers(runs, size=(resamples, runs))
         places = generator.integers(tasks, size=(resamples, tasks)) + np.arange(resamples)[:, None] * tasks
         counts = np.bincount(places.ravel(), minlength=resamples * tasks).reshape(resamples, tasks)
-        found.append(Draw(chosen, counts.astype(float)))
-    return found
+        draws.append(Draw(chosen, counts.astype(float)))
+    return draws

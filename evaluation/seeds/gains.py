@@ -33,18 +33,21 @@ def shapley(runs: Sequence[SeedRun]) -> dict[str, dict[str, Any]]:
     """
     having = [run for run in runs if run.report["settings"].get("contributions") == "shapley"]
     phases = list(dict.fromkeys(phase for run in having for phase in run.phases if phase in run.learning))
-    found: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for metric in METRICS:
         by_run = {run.name: _values(run, metric) for run in having if metric in run.report["metrics"]}
-        own = [run for run in having if by_run.get(run.name, {}).get(TOGETHER)]
-        if own:
-            found[metric] = {
+        valued_runs = [run for run in having if by_run.get(run.name, {}).get(TOGETHER)]
+        if valued_runs:
+            rows[metric] = {
                 phase: _unless_unseen(
-                    _pooled(own, lambda run, phase=phase, by_run=by_run: by_run[run.name][phase]), phase, metric, own
+                    _pooled(valued_runs, lambda run, phase=phase, by_run=by_run: by_run[run.name][phase]),
+                    phase,
+                    metric,
+                    valued_runs,
                 )
                 for phase in (*phases, TOGETHER)
             }
-    return found
+    return rows
 
 
 def blame(runs: Sequence[SeedRun]) -> dict[str, Any]:
@@ -52,7 +55,7 @@ def blame(runs: Sequence[SeedRun]) -> dict[str, Any]:
 
     Runs whose reports examined no wrong answer are left out.
     """
-    having = [run for run in runs if (found := run.report.get("blame")) and found["examined"]]
+    having = [run for run in runs if (blame_row := run.report.get("blame")) and blame_row["examined"]]
     if not having:
         return {}
     steps = list(having[0].report["blame"]["steps"])
@@ -84,24 +87,24 @@ def _pooled(runs: Sequence[SeedRun], of: Callable[[SeedRun], ByTask]) -> dict[st
     }
 
 
-def _unless_unseen(found: dict[str, Any], phase: str, metric: str, runs: Sequence[SeedRun]) -> dict[str, Any]:
+def _unless_unseen(interval: dict[str, Any], phase: str, metric: str, runs: Sequence[SeedRun]) -> dict[str, Any]:
     """The figures. A phase that changed no answer on any task may still change some: then with the bound of these.
 
     Resampling could only repeat the zeros.
     """
     changeable = any(phase in run.learned or (phase == TOGETHER and run.learned) for run in runs)
     share = runs[0].report["metrics"][metric]["unit"] == "share"
-    if not (share and changeable) or found["low"] is None or not found["low"] == found["high"] == 0:
-        return found
-    unseen = unseen_share(found["tasks"], runs[0].report["settings"]["confidence"])
-    return {**found, "low": -unseen, "high": unseen}
+    if not (share and changeable) or interval["low"] is None or not interval["low"] == interval["high"] == 0:
+        return interval
+    unseen = unseen_share(interval["tasks"], runs[0].report["settings"]["confidence"])
+    return {**interval, "low": -unseen, "high": unseen}
 
 
 class _Zeros(dict[str, ByTask]):
     """A phase that is in no coalition of a run gave nothing on each of its tasks."""
 
-    def __init__(self, known: Mapping[str, ByTask], tasks: Sequence[str]) -> None:
-        super().__init__(known)
+    def __init__(self, values: Mapping[str, ByTask], tasks: Sequence[str]) -> None:
+        super().__init__(values)
         self._tasks = tasks
 
     def __missing__(self, phase: str) -> ByTask:
@@ -112,19 +115,19 @@ def _values(run: SeedRun, metric: str) -> Mapping[str, ByTask]:
     """The Shapley value of each phase on each task that has a value in all coalitions, and the whole gain."""
     learned = run.learned
     values = {coalition: run.values(run.coalition(coalition), metric) for coalition in coalitions.every(list(learned))}
-    shared = set.intersection(*(set(found) for found in values.values()))
+    shared = set.intersection(*(set(scores) for scores in values.values()))
     repeats = by_task({key: key for key in sorted(shared)})
     worth = {
-        coalition: np.array([fmean(found[key] for key in keys) for keys in repeats.values()])
-        for coalition, found in values.items()
+        coalition: np.array([fmean(scores[key] for key in keys) for keys in repeats.values()])
+        for coalition, scores in values.items()
     }
     whole = worth[frozenset(learned)] - worth[frozenset()]
     shares = {**shapley_values(list(learned), worth), TOGETHER: whole}
     tasks = list(repeats)
     return _Zeros(
         {
-            phase: {task: (value, 1.0) for task, value in zip(tasks, found.tolist(), strict=True)}
-            for phase, found in shares.items()
+            phase: {task: (value, 1.0) for task, value in zip(tasks, numbers.tolist(), strict=True)}
+            for phase, numbers in shares.items()
         },
         tasks,
     )
@@ -132,7 +135,7 @@ def _values(run: SeedRun, metric: str) -> Mapping[str, ByTask]:
 
 def _mended(run: SeedRun, step: str) -> ByTask:
     """Of each task the wrong answers that the repair of a step mends, and all that were examined."""
-    found = run.report["blame"]
-    tasks = {row["id"]: row["task"] for row in run.report["outcomes"][found["stage"]]["rollouts"]}
-    rows = [(tasks[row["id"]], row["mended"] and step in (ANY, row["step"])) for row in found["rollouts"]]
+    blame_row = run.report["blame"]
+    tasks = {row["id"]: row["task"] for row in run.report["outcomes"][blame_row["stage"]]["rollouts"]}
+    rows = [(tasks[row["id"]], row["mended"] and step in (ANY, row["step"])) for row in blame_row["rollouts"]]
     return {task: (float(mended), float(every)) for task, (mended, every) in shares_by_task(rows).items()}

@@ -44,8 +44,8 @@ class SeedRun:
         """The run whose report.json is `file`; raises RunError if the file is not there, or is no report."""
         try:
             report = parse_json(file.read_bytes())
-            kept = {key: report[key] for key in NEEDED} | {key: report.get(key) for key in LATER}
-            return cls(name, seed, data_seed, kept)
+            fields = {key: report[key] for key in NEEDED} | {key: report.get(key) for key in LATER}
+            return cls(name, seed, data_seed, fields)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(
                 f"{file} is no report of a run ({type(error).__name__}: {error}): remove it and evaluate {name} again"
@@ -95,40 +95,40 @@ class SeedRun:
 
     def coalition(self, phases: Collection[str]) -> str:
         """The name of the stage with what `phases` learned and nothing else; raises RunError if the report lacks it."""
-        wanted = policies_of(self.learned, phases)
+        policies = policies_of(self.learned, phases)
         for stage in self.report["plan"]["stages"]:
-            if tuple(map(Policy.load, stage["policies"])) == wanted:
+            if tuple(map(Policy.load, stage["policies"])) == policies:
                 return str(stage["name"])
         raise RunError(f"the report of {self.name} has Shapley values, but no stage with {sorted(phases)} alone")
 
-    def stage(self, wanted: str) -> str | None:
-        """The name of stage `wanted` in the report; None if the report has no such stage.
+    def stage(self, name: str) -> str | None:
+        """The name of stage `name` in the report; None if the report has no such stage.
 
         If the gate rolled a phase back, the stage after it is the one that stayed live, and "only-<phase>" is the base.
 
         Args:
             wanted: "base", "final", a phase, or "only-<phase>".
         """
-        if wanted == FINAL:
+        if name == FINAL:
             whole = len(self.sequence) > 1 or all(
                 stage["kind"] == "sequence" for stage in self.report["plan"]["stages"]
             )
             return [*self.sequence.values()][-1] if whole else None
-        if wanted.startswith(ALONE):
-            return self._alone(wanted)
-        if wanted in self.sequence:
-            return self.sequence[wanted]
-        if wanted not in self.rolled_back:
+        if name.startswith(ALONE):
+            return self._alone(name)
+        if name in self.sequence:
+            return self.sequence[name]
+        if name not in self.rolled_back:
             return None
-        place = self.phases.index(wanted)
+        place = self.phases.index(name)
         earlier = [phase for phase in self.phases[:place] if phase in {*self.sequence, *self.rolled_back}]
         return self.stage(earlier[-1] if earlier else BASE)
 
-    def _alone(self, wanted: str) -> str | None:
-        phase = wanted.removeprefix(ALONE)
+    def _alone(self, name: str) -> str | None:
+        phase = name.removeprefix(ALONE)
         for stage in self.report["plan"]["stages"]:
             same = (stage.get("own_name") or stage["name"]) == phase and len(stage["policies"]) == 1
-            if stage["name"] == wanted or same:
+            if stage["name"] == name or same:
                 return str(stage["name"])
         return self.sequence.get(BASE) if phase in self.rolled_back else None
 
@@ -166,7 +166,7 @@ def by_data_seed(runs: Iterable[SeedRun]) -> dict[int, list[SeedRun]]:
 
 def by_task(values: Mapping[Key, Value]) -> dict[str, list[Value]]:
     """The values of each task's repeats."""
-    found: dict[str, list[Value]] = {}
+    task_values: dict[str, list[Value]] = {}
     for (task, _), value in values.items():
-        found.setdefault(task, []).append(value)
-    return found
+        task_values.setdefault(task, []).append(value)
+    return task_values

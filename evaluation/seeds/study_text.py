@@ -27,33 +27,33 @@ def notes(study: Mapping[str, Any]) -> list[str]:
     """The limits that a reader should know, one sentence each."""
     counts, runs = study["counts"], study["runs"]
     level = f"{100 * study['settings']['confidence']:g} %"
-    found: list[str] = []
+    sentences: list[str] = []
     if counts["training_seeds"] == 1:
-        found.append(
+        sentences.append(
             "There is one training seed: nothing here tells what another seed would give. No interval over seeds can "
             "be given, and those of single runs are about tasks only."
         )
     else:
-        found.append(
+        sentences.append(
             f"Intervals are {level} and about new training seeds and new tasks (two-level bootstrap, Cochran's t). "
             "Those of single runs are about tasks only. None is corrected for the number of rows."
         )
     if counts["data_seeds"] > 1:
-        found.append(
+        sentences.append(
             f"The {counts['data_seeds']} data seeds are strata: intervals are about these data sets. What other data "
             "sets would give is shown apart, from one value for each data seed."
         )
     if any(row["rolled_back"] for row in study["comparisons"]):
-        found.append("What the gate rolled back counts as what stayed live instead: no difference from before.")
+        sentences.append("What the gate rolled back counts as what stayed live instead: no difference from before.")
     if counts["tasks"] < CLOSE * counts["data_seeds"]:
-        found.append(f"{counts['tasks']} tasks are few: intervals are rough.")
+        sentences.append(f"{counts['tasks']} tasks are few: intervals are rough.")
     if not study["same_tasks"]:
-        found.append("Runs of one data seed were not all asked the same tasks: each counts with its own.")
+        sentences.append("Runs of one data seed were not all asked the same tasks: each counts with its own.")
     if len({run["written"].get("commit") for run in runs}) > 1 or any(
         run["written"].get("modified_files") for run in runs
     ):
-        found.append("The reports were not all made by the same committed code: see the commits of the runs.")
-    return found + _gaps(study)
+        sentences.append("The reports were not all made by the same committed code: see the commits of the runs.")
+    return sentences + _gaps(study)
 
 
 def _gaps(study: Mapping[str, Any]) -> list[str]:
@@ -88,7 +88,7 @@ def document(study: Mapping[str, Any]) -> list[Block]:
         blocks += [Heading(f"{metric['title']}{unit}"), *_of_metric(study, name)]
     if study["shapley"]:
         gains = next(iter(next(iter(study["shapley"].values())).values()))
-        runs = ", ".join(one["run"] for one in gains["per_run"])
+        runs = ", ".join(run_row["run"] for run_row in gains["per_run"])
         order = f"The mean gain over all orders of the phases, of {runs}; a phase that was rolled back gave 0 there."
         blocks += [Heading("What each phase gave: Shapley values"), _shapley(study), Note(order)]
     if study["blame"]:
@@ -124,7 +124,7 @@ def _runs_of_first(study: Mapping[str, Any], shown: Sequence[str]) -> TableBlock
     first = study["comparisons"][0]
     shown = [name for name in shown if name in first["metrics"]]
     columns = [Column("run"), *(Column(_heading(study, name), number=True) for name in shown)]
-    by_run = {name: {one["run"]: one for one in first["metrics"][name]["per_run"]} for name in shown}
+    by_run = {name: {row["run"]: row for row in first["metrics"][name]["per_run"]} for name in shown}
     lines = [
         TableLine([run, *(_difference(by_run[name][run], _scale(study, name)) for name in shown)])
         for run in first["runs"]
@@ -138,27 +138,27 @@ def _of_metric(study: Mapping[str, Any], name: str) -> Iterator[Block]:
     rows = [(row, row["metrics"][name]) for row in study["comparisons"] if name in row["metrics"]]
     numbers = ("runs", "before", "after", "difference", "IQM", "P(better), %", *(["other data sets"] * beyond))
     lines = []
-    for row, one in rows:
-        better = one.get("improvement")
+    for row, figures in rows:
+        better = figures.get("improvement")
         cells: list[Inline] = [
-            *(_title(row), str(len(row["runs"])), _level(one["before"], scale), _level(one["after"], scale)),
-            *(_difference(one["difference"], scale), _difference(one["iqm"], scale)),
-            *("-" if better is None else _share(better), *([_ends(one["over_data_seeds"], scale)] * beyond)),
+            *(_title(row), str(len(row["runs"])), _level(figures["before"], scale), _level(figures["after"], scale)),
+            *(_difference(figures["difference"], scale), _difference(figures["iqm"], scale)),
+            *("-" if better is None else _share(better), *([_ends(figures["over_data_seeds"], scale)] * beyond)),
         ]
         lines.append(TableLine(cells))
-    yield TableBlock("", [Column("what"), *(Column(one, number=True) for one in numbers)], lines)
-    for row, one in rows:
+    yield TableBlock("", [Column("what"), *(Column(title, number=True) for title in numbers)], lines)
+    for row, figures in rows:
         if row["kind"] == "whole":
-            yield Items(list(_details(one, scale)), f"{_title(row)}, run by run (intervals over tasks only):")
+            yield Items(list(_details(figures, scale)), f"{_title(row)}, run by run (intervals over tasks only):")
 
 
 def _details(row: Mapping[str, Any], scale: tuple[float, int]) -> Iterator[str]:
     """Each data seed and each run of a comparison."""
-    for one in row["per_data_seed"]:
-        yield f"all runs of data seed {one['data_seed']}: {_difference(one, scale)} (over seeds and tasks)"
-    for one in row["per_run"]:
-        before, after = _level(one["before"], scale), _level(one["after"], scale)
-        yield f"{one['run']}: {_difference(one, scale)}, from {before} to {after}, n = {one['n']}"
+    for figures in row["per_data_seed"]:
+        yield f"all runs of data seed {figures['data_seed']}: {_difference(figures, scale)} (over seeds and tasks)"
+    for figures in row["per_run"]:
+        before, after = _level(figures["before"], scale), _level(figures["after"], scale)
+        yield f"{figures['run']}: {_difference(figures, scale)}, from {before} to {after}, n = {figures['n']}"
 
 
 def _runs(study: Mapping[str, Any]) -> TableBlock:
@@ -196,9 +196,9 @@ def _scale(study: Mapping[str, Any], name: str) -> tuple[float, int]:
     return (100.0, 1) if study["metrics"][name]["unit"] == "share" else (1.0, 3)
 
 
-def _difference(found: Mapping[str, Any], scale: tuple[float, int]) -> str:
-    value = found["value"] if "value" in found else found["mean"]
-    ends = None if found["low"] is None else (found["low"], found["high"])
+def _difference(estimate: Mapping[str, Any], scale: tuple[float, int]) -> str:
+    value = estimate["value"] if "value" in estimate else estimate["mean"]
+    ends = None if estimate["low"] is None else (estimate["low"], estimate["high"])
     return f"{value * scale[0]:+z.{scale[1]}f} {_ends(ends, scale)}"
 
 
@@ -209,10 +209,10 @@ def _ends(ends: Sequence[float] | None, scale: tuple[float, int]) -> str:
     return f"[{low}, {high}]"
 
 
-def _share(found: Mapping[str, Any]) -> str:
-    if found["low"] is None:
-        return f"{100 * found['value']:.0f} (no interval)"
-    return f"{100 * found['value']:.0f} [{100 * found['low']:.0f}, {100 * found['high']:.0f}]"
+def _share(estimate: Mapping[str, Any]) -> str:
+    if estimate["low"] is None:
+        return f"{100 * estimate['value']:.0f} (no interval)"
+    return f"{100 * estimate['value']:.0f} [{100 * estimate['low']:.0f}, {100 * estimate['high']:.0f}]"
 
 
 def _level(value: float, scale: tuple[float, int]) -> str:

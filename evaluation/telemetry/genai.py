@@ -113,7 +113,7 @@ def _of_visits(record: RolloutRecord, trace: Sequence[Span], root: GenAiSpan, co
             "chimera.attempt": attempt,
         }
         end = span.start_time if span.end_time is None else span.end_time
-        own = GenAiSpan(
+        visit_span = GenAiSpan(
             f"invoke_agent {role}",
             root.trace_id,
             span.span_id,
@@ -123,14 +123,14 @@ def _of_visits(record: RolloutRecord, trace: Sequence[Span], root: GenAiSpan, co
             _known(agent),
             error=_error_type(span) if failed else None,
         )
-        yield own
+        yield visit_span
         mine = [
             call for call in calls if (call["role"], call["visit"], call.get("attempt", 1)) == (role, visit, attempt)
         ]
         if mine:
-            yield from _of_calls(mine, own, exchanges, texts, content)
+            yield from _of_calls(mine, visit_span, exchanges, texts, content)
         else:
-            yield from _exchanges_alone(span, own, exchanges)
+            yield from _exchanges_alone(span, visit_span, exchanges)
 
 
 def _of_calls(
@@ -146,10 +146,10 @@ def _of_calls(
     for number, call in enumerate(calls):
         if call["kind"] == "ModelCall":
             exchange = exchanges.get(str(call.get("response_id")))
-            yield (made := _chat(call, number, visit, exchange, texts, now))
+            yield (call_span := _chat(call, number, visit, exchange, texts, now))
         else:
-            yield (made := _tool(call, number, visit, now, content))
-        now = made.end
+            yield (call_span := _tool(call, number, visit, now, content))
+        now = call_span.end
 
 
 def _chat(
@@ -185,7 +185,7 @@ def _tool(call: Mapping[str, Any], number: int, visit: GenAiSpan, now: float, co
     attributes = {**_shared(visit, "execute_tool"), "gen_ai.tool.name": call["tool"], "gen_ai.tool.type": "function"}
     if content:
         attributes["gen_ai.tool.call.arguments"] = call.get("arguments")
-        attributes["chimera.tool.results"] = [str(one) for one in call.get("results") or ()]
+        attributes["chimera.tool.results"] = [str(passage_id) for passage_id in call.get("results") or ()]
     error = None if call.get("ok") else "invalid_arguments" if not call.get("valid") else "tool_error"
     span_id = _id(f"{visit.span_id}/{number}", 16)
     end = now + (call.get("seconds") or 0.0)
@@ -196,11 +196,11 @@ def _tool(call: Mapping[str, Any], number: int, visit: GenAiSpan, now: float, co
 def _exchanges_alone(operation: Span, visit: GenAiSpan, exchanges: Mapping[str, Span]) -> Iterator[GenAiSpan]:
     """The model calls of a visit whose attempt reported no outcome."""
     for response in operation.attributes.get(RESPONSE_IDS, ()):
-        found = exchanges.get(str(response))
-        if found is not None and found.start_time is not None and found.end_time is not None:
+        exchange = exchanges.get(str(response))
+        if exchange is not None and exchange.start_time is not None and exchange.end_time is not None:
             model = str(operation.attributes.get("model"))
             attributes = {**_shared(visit, "chat"), "gen_ai.request.model": model, "gen_ai.response.id": str(response)}
-            place = visit.trace_id, found.span_id, visit.span_id, found.start_time, found.end_time
+            place = visit.trace_id, exchange.span_id, visit.span_id, exchange.start_time, exchange.end_time
             yield GenAiSpan(f"chat {model}", *place, attributes, client=True)
 
 
@@ -218,7 +218,7 @@ def _texts(trace: Sequence[Span]) -> dict[str, Attributes]:
     """What each call read and wrote, by response id."""
     return {
         call.response_id: {
-            "gen_ai.input.messages": json.dumps([_message(one) for one in call.messages], ensure_ascii=False),
+            "gen_ai.input.messages": json.dumps([_message(message) for message in call.messages], ensure_ascii=False),
             "gen_ai.output.messages": json.dumps([_message(call.choice["message"])], ensure_ascii=False),
         }
         for call in model_calls(trace)
@@ -231,20 +231,20 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     if message.get("content"):
         parts.append({"type": "text", "content": message["content"]})
     for call in message.get("tool_calls") or ():
-        asked = call["function"]
+        function = call["function"]
         parts.append(
-            {"type": "tool_call", "id": call.get("id"), "name": asked["name"], "arguments": asked["arguments"]}
+            {"type": "tool_call", "id": call.get("id"), "name": function["name"], "arguments": function["arguments"]}
         )
     return {"role": message["role"], "parts": parts}
 
 
 def _content_of_rollout(record: RolloutRecord) -> dict[str, Any]:
-    asked = record.outputs.get("research_goal")
-    told = {"answer": record.answer, "decision": record.decision, "rationale": record.outputs.get("final_rationale")}
+    goal = record.outputs.get("research_goal")
+    verdict = {"answer": record.answer, "decision": record.decision, "rationale": record.outputs.get("final_rationale")}
     return _known(
         {
-            "gen_ai.input.messages": asked and json.dumps([_message({"role": "user", "content": asked})]),
-            "gen_ai.output.messages": json.dumps([_message({"role": "assistant", "content": json.dumps(told)})]),
+            "gen_ai.input.messages": goal and json.dumps([_message({"role": "user", "content": goal})]),
+            "gen_ai.output.messages": json.dumps([_message({"role": "assistant", "content": json.dumps(verdict)})]),
             "chimera.error": record.error,
         }
     )

@@ -63,12 +63,12 @@ class Sender:
         self._closing.set()
         self._ended.wait(CLOSE_SECONDS)
         self._dropped += self._queue.qsize()
-        told = f"telemetry: {self._sent} rollouts were sent to {self._address}"
+        summary = f"telemetry: {self._sent} rollouts were sent to {self._address}"
         if self._dropped:
-            told += f"; {self._dropped} were left out, because the collector was slower than the run"
+            summary += f"; {self._dropped} were left out, because the collector was slower than the run"
         if self._refused:
-            told += f"; {self._refused} were not taken ({self._reason})"
-        return told
+            summary += f"; {self._refused} were not taken ({self._reason})"
+        return summary
 
     def _work(self) -> None:
         try:
@@ -87,14 +87,14 @@ class Sender:
 
     def _export(self, exporter: "Exporter", record: RolloutRecord, trace: Sequence[Span]) -> None:
         try:
-            found = spans_of(record, trace, run=self._run, content=self._content)
-            if found and not exporter([_readable(one, self._run) for one in found]):
+            spans = spans_of(record, trace, run=self._run, content=self._content)
+            if spans and not exporter([_readable(span, self._run) for span in spans]):
                 raise OSError("the collector answered with an error, see logs/main.log")
         except Exception as error:  # noqa: BLE001  whatever is wrong with a collector, the run goes on
             self._refused += 1
             self._reason = redact(f"{type(error).__name__}: {error}")[:200]
         else:
-            self._sent += bool(found)
+            self._sent += bool(spans)
 
 
 Exporter = Callable[[Sequence["ReadableSpan"]], bool]
@@ -141,14 +141,14 @@ def headers_of(settings: TelemetryConfig, secrets: Mapping[str, str]) -> dict[st
         return {}
     if name not in secrets:
         raise ConfigError(f"telemetry.headers_env={name}: this variable is not set; set it, or leave the key out")
-    found: dict[str, str] = {}
+    headers: dict[str, str] = {}
     for pair in secrets[name].split(","):
         key, equals, value = pair.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"{name} must be NAME=VALUE pairs separated by commas, such as Authorization=Bearer ...")
-        found[key.strip().lower()] = value.strip()
+        headers[key.strip().lower()] = value.strip()
         register_secret(f"a header of {name}", value.strip())
-    return found
+    return headers
 
 
 def traces_address(endpoint: str) -> str:
@@ -165,8 +165,10 @@ def _exporter(address: str, headers: Mapping[str, str]) -> Exporter:
     session = requests.Session()
     session.max_redirects = 0  # What is sent goes to the configured address only.
     # Headers are never empty: an empty mapping would have the exporter read those of other collectors from OTEL_*.
-    own = {"user-agent": "chimera", **headers}
-    exporter = OTLPSpanExporter(address, headers=own, timeout=SECONDS, session=session, compression=Compression.Gzip)
+    all_headers = {"user-agent": "chimera", **headers}
+    exporter = OTLPSpanExporter(
+        address, headers=all_headers, timeout=SECONDS, session=session, compression=Compression.Gzip
+    )
     return lambda spans: exporter.export(spans) is SpanExportResult.SUCCESS
 
 

@@ -44,7 +44,7 @@ def branches_of(run: Path, rollout_id: str) -> dict[str, list[Branch]]:
     Raises:
         RunError: A file is broken.
     """
-    found: defaultdict[str, list[Branch]] = defaultdict(list)
+    by_response: defaultdict[str, list[Branch]] = defaultdict(list)
     for file in sorted(run.glob("phases/*/calls.jsonl")):
         learned: dict[str, tuple[int, TokenRecord]] | None = None
         for line in _about(file, rollout_id):
@@ -54,9 +54,9 @@ def branches_of(run: Path, rollout_id: str) -> dict[str, list[Branch]]:
             response = line["response"]
             for place, choice in enumerate(response["choices"]):
                 name = f"{response.get('id') or 'branch'}/{choice.get('index', place)}"
-                made = _branch(file.parent.name, response, choice, learned.get(name))
-                found[line["request"]["response_id"]].append(made)
-    return dict(found)
+                branch = _branch(file.parent.name, response, choice, learned.get(name))
+                by_response[line["request"]["response_id"]].append(branch)
+    return dict(by_response)
 
 
 def _about(file: Path, rollout_id: str) -> list[dict[str, Any]]:

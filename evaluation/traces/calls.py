@@ -70,17 +70,17 @@ def model_calls(
         roles: Only calls of these roles. Others are not parsed.
         attempt_id: Only calls of this attempt of the rollout.
     """
-    asked: dict[tuple[str, str], SpanLike | None] = {}
+    visit_of_call: dict[tuple[str, str], SpanLike | None] = {}
     for span, responses in visits(spans):
         if attempt_id is None or span.attempt_id == attempt_id:
             for response in responses:
                 key = span.attempt_id, response
-                asked[key] = None if key in asked else span
+                visit_of_call[key] = None if key in visit_of_call else span
     calls: dict[tuple[str, str], TracedCall] = {}
     for span in spans:
         if span.name == EXCHANGE:
             key = span.attempt_id, str(span.attributes.get(RESPONSE_ID))
-            visit = asked.get(key)
+            visit = visit_of_call.get(key)
             if visit is not None and key not in calls and (roles is None or visit.attributes["role"] in roles):
                 calls[key] = _call(span, key[1], visit.attributes)
     return sorted(calls.values(), key=lambda call: call.sequence_id)

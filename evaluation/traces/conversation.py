@@ -151,7 +151,7 @@ def visits(tree: Tree, learned: LearnedTokens | None, *, messages: bool) -> Iter
         links = joined([Text(title(visit), href=f"#visit-{place}") for place, visit in learners])
         yield Note(["An update learned from tokens of ", *links, "."], "fine")
         yield Note(GRADIENT_WORDS, "fine")
-        tokens = (Token(words, "", one.advantage, one.surprise, one.counts) for words, one in KEY)
+        tokens = (Token(words, "", example.advantage, example.surprise, example.counts) for words, example in KEY)
         gap = Token("  ", "", 0.0, 0.0, True)
         key = chain.from_iterable((token, gap) for token in tokens)
         yield Tokens(list(key)[:-1], "Tokens that an update learned from:")

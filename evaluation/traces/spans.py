@@ -96,7 +96,7 @@ def read(path: Path) -> list[Span]:
     """The spans of a trace file; raises RunError if the file is missing or broken."""
     rows = read_rows(path)
     try:
-        return [Span(**{one.name: row[one.name] for one in fields(Span) if one.name in row}) for row in rows]
+        return [Span(**{field.name: row[field.name] for field in fields(Span) if field.name in row}) for row in rows]
     except (KeyError, TypeError) as error:
         raise RunError(f"trace {path} cannot be read: a line is no span ({error})") from error
 
@@ -109,16 +109,16 @@ def write(spans: Iterable[Span], path: Path) -> list[Span]:
     Returns:
         What was written, as `read` gives it.
     """
-    kept = [_kept(span) for span in spans if is_kept(span.name)]
+    kept_spans = [_kept(span) for span in spans if is_kept(span.name)]
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}")
     # Models can answer half a surrogate pair, which UTF-8 has no bytes for; its escape is the same text in JSON.
     with gzip.open(draft, "wt", encoding="utf-8", errors="backslashreplace", compresslevel=3) as file:
-        for span in kept:
-            row = {one.name: getattr(span, one.name) for one in fields(Span)}
+        for span in kept_spans:
+            row = {field.name: getattr(span, field.name) for field in fields(Span)}
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
     draft.replace(path)
-    return kept
+    return kept_spans
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -137,7 +137,7 @@ def is_kept(name: str) -> bool:
 def _kept(span: Span) -> Span:
     """`span` with the attributes that are written, and without secrets."""
     attributes = {key: value for key, value in span.attributes.items() if key.startswith(_KEPT_ATTRIBUTES)}
-    whole = {one.name: getattr(span, one.name) for one in fields(Span)}
+    whole = {field.name: getattr(span, field.name) for field in fields(Span)}
     return Span(**redact_tree({**whole, "attributes": attributes}))
 
 
@@ -200,11 +200,11 @@ def exception_span(at: Position, failure: BaseException) -> Span:
 
 def reward_span(at: Position, reward: float | None, parts: Mapping[str, float | None]) -> Span:
     """The reward with its parts that are known; without a reward the parts alone."""
-    known = {name: value for name, value in parts.items() if value is not None}
+    present = {name: value for name, value in parts.items() if value is not None}
     if reward is None:
-        return _span(at, ANNOTATION, {f"{REWARD_PARTS}.{name}": value for name, value in known.items()}, OK)
+        return _span(at, ANNOTATION, {f"{REWARD_PARTS}.{name}": value for name, value in present.items()}, OK)
     attributes: dict[str, Any] = {}
-    for number, (name, value) in enumerate({REWARD: reward, **known}.items()):
+    for number, (name, value) in enumerate({REWARD: reward, **present}.items()):
         attributes[f"agentlightning.reward.{number}.name"] = name
         attributes[f"agentlightning.reward.{number}.value"] = float(value)
     return _span(at, ANNOTATION, attributes, OK)

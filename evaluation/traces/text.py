@@ -52,17 +52,17 @@ def reason(visit: ShownVisit) -> str | None:
 
 
 def call_line(call: ShownCall) -> str:
-    found = [f"call {call.step}: {call.finish_reason or 'how it ended is not known'}"]
+    phrases = [f"call {call.step}: {call.finish_reason or 'how it ended is not known'}"]
     if call.record is not None:
         record = call.record
-        found.append(f"{record.prompt_tokens} + {record.completion_tokens} tokens, {record.seconds:.2f} s")
+        phrases.append(f"{record.prompt_tokens} + {record.completion_tokens} tokens, {record.seconds:.2f} s")
         if record.repair:
-            found.append("the one re-ask after an unreadable answer")
+            phrases.append("the one re-ask after an unreadable answer")
         if record.error:
-            found.append(f"error: {record.error}")
+            phrases.append(f"error: {record.error}")
     if call.exchange is None and not (call.record and call.record.error):
-        found.append("its exchange is not in the trace")
-    return "; ".join(found)
+        phrases.append("its exchange is not in the trace")
+    return "; ".join(phrases)
 
 
 def tool_line(tool: ShownToolCall) -> str:
@@ -75,13 +75,15 @@ def tool_line(tool: ShownToolCall) -> str:
 def tool_texts(answer: str) -> list[tuple[str, str]]:
     """A tool's answer in parts: each passage under its id, an error as "error", other text unchanged."""
     try:
-        told = json.loads(answer)
+        content = json.loads(answer)
     except ValueError:
         return [("text", answer)]
-    results = told.get("results") if isinstance(told, dict) else None
+    results = content.get("results") if isinstance(content, dict) else None
     if isinstance(results, list) and all(map(_is_passage, results)):
-        return [(str(one["id"]), str(passage_text(one))) for one in results]
-    return [("error", str(told["error"]))] if isinstance(told, dict) and "error" in told else [("text", answer)]
+        return [(str(passage["id"]), str(passage_text(passage))) for passage in results]
+    return (
+        [("error", str(content["error"]))] if isinstance(content, dict) and "error" in content else [("text", answer)]
+    )
 
 
 def _is_passage(result: Any) -> bool:
@@ -106,33 +108,33 @@ def gist(answer: Mapping[str, Any] | None) -> str:
 
 def field_lines(answer: Mapping[str, Any]) -> list[tuple[str, str]]:
     """An answer's fields by name; lists have one line for each item."""
-    found: list[tuple[str, str]] = []
+    lines: list[tuple[str, str]] = []
     for name, value in answer.items():
         title = name.replace("_", " ")
         if isinstance(value, list):
-            found += [(title, str(item)) for item in value] or [(title, "none")]
+            lines += [(title, str(item)) for item in value] or [(title, "none")]
         else:
-            found.append((title, str(value)))
-    return found
+            lines.append((title, str(value)))
+    return lines
 
 
 def shown_answer(visit: ShownVisit) -> Mapping[str, Any] | None:
     """A visit's answer. A choice that the supervisor's model was given, and its sentence on it, are named so."""
     if visit.answer is None or visit.role != SUPERVISOR or not visit.calls or visit.calls[-1].exchange is None:
         return visit.answer
-    given = any("chosen" in read_payload(message) for message in visit.calls[-1].exchange.messages)
-    return {GIVEN_NAMES[name]: value for name, value in visit.answer.items()} if given else visit.answer
+    has_choice = any("chosen" in read_payload(message) for message in visit.calls[-1].exchange.messages)
+    return {GIVEN_NAMES[name]: value for name, value in visit.answer.items()} if has_choice else visit.answer
 
 
 def selection_lines(selection: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Lines on who chose among the hypotheses, and with which probabilities."""
-    found = [("chosen", str(selection["author"])), ("chosen by", chooser(selection))]
+    lines = [("chosen", str(selection["author"])), ("chosen by", chooser(selection))]
     if selection["preferred"] is not None:
-        found.append(("the model preferred", str(selection["preferred"])))
+        lines.append(("the model preferred", str(selection["preferred"])))
     propensities = selection["propensities"]
-    known = propensities and ", ".join(f"{author} {share:.1%}" for author, share in propensities.items())
-    found.append(("probability of each", known or "not known"))
-    return found
+    shares = propensities and ", ".join(f"{author} {share:.1%}" for author, share in propensities.items())
+    lines.append(("probability of each", shares or "not known"))
+    return lines
 
 
 def number(value: float | None) -> str:
@@ -143,8 +145,8 @@ def number(value: float | None) -> str:
 def branches_line(phase: str, branches: Sequence[Branch]) -> str:
     """How often a phase asked a call's prompt again, and what the answers that it learned from were worth."""
     worths = [branch.worth for branch in branches if branch.worth is not None]
-    told = f", {len(worths)} learned from, worth {min(worths):z.3f} to {max(worths):z.3f}" if worths else ""
-    return f"{phase} asked it again: {len(branches)} answers{told}"
+    worth_range = f", {len(worths)} learned from, worth {min(worths):z.3f} to {max(worths):z.3f}" if worths else ""
+    return f"{phase} asked it again: {len(branches)} answers{worth_range}"
 
 
 def branch_line(branch: Branch) -> str:

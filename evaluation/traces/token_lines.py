@@ -76,10 +76,10 @@ def token_lines(record: TokenRecord, ids: Sequence[int] | None, texts: Sequence[
         ids: Their ids; None where the trace does not have them.
         texts: Their texts; without them they are shown by their ids.
     """
-    count, known = len(record.mask), record.objective is not None
+    count, has_objective = len(record.mask), record.objective is not None
     numbers: Sequence[int | None] = ids or [None] * count
     after = record.new_log_probs or [None] * count
-    shares = zip(loss_shares(record), gradient_shares(record), strict=True) if known else [(None, None)] * count
+    shares = zip(loss_shares(record), gradient_shares(record), strict=True) if has_objective else [(None, None)] * count
     columns = zip(
         texts or list(map(by_id, numbers)),
         numbers,
@@ -105,22 +105,22 @@ def _clipped(record: TokenRecord, advantage: float, old: float, new: float | Non
 def credit_line(record: TokenRecord) -> str:
     """From the reward's parts to the call's share of loss and gradient, in one line."""
     parts = " + ".join(f"{part_title(name)} {value:z.3f}" for name, value in record.parts.items())
-    found = [f"credit {record.reward:z.3f}{f' = {parts}' if parts else ''}", _advantages(record)]
+    phrases = [f"credit {record.reward:z.3f}{f' = {parts}' if parts else ''}", _advantages(record)]
     objective = record.objective
     if objective is None:
-        return "; ".join([*found, EARLIER])
+        return "; ".join([*phrases, EARLIER])
     loss_share, pull_share = math.fsum(loss_shares(record)), math.fsum(gradient_shares(record))
     norm = "" if objective.grad_norm is None else f", whose norm was {objective.grad_norm:.3g}"
-    found.append(f"{loss_share:.2%} of the update's loss and {pull_share:.2%} of its gradient{norm}")
+    phrases.append(f"{loss_share:.2%} of the update's loss and {pull_share:.2%} of its gradient{norm}")
     if record.new_log_probs is None:
-        return "; ".join([*found, "the call was not read again after the update"])
+        return "; ".join([*phrases, "the call was not read again after the update"])
     changed = math.fsum(new - old for new, old in zip(record.new_log_probs, record.old_log_probs, strict=True))
     before, after = _mean_loss(record, record.old_log_probs), _mean_loss(record, record.new_log_probs)
-    found.append(
+    phrases.append(
         f"the update changed the answer's log-probability by {changed:+z.3f} and its mean loss from {before:+z.3f} to "
         f"{after:+z.3f}"
     )
-    return "; ".join(found)
+    return "; ".join(phrases)
 
 
 def _mean_loss(record: TokenRecord, new: Sequence[float]) -> float:

@@ -83,15 +83,15 @@ class TokenRecord:
 
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> "TokenRecord":
-        found = data.get("objective")
-        return cls(**{**data, "objective": None if found is None else Objective(**found)})
+        objective = data.get("objective")
+        return cls(**{**data, "objective": None if objective is None else Objective(**objective)})
 
     def dump(self) -> dict[str, Any]:
         """Plain data; without `sampled_log_probs` where there are none."""
-        found = asdict(self)
+        row = asdict(self)
         if self.sampled_log_probs is None:
-            del found["sampled_log_probs"]
-        return found
+            del row["sampled_log_probs"]
+        return row
 
 
 def tokens_file(run: Path, phase: str, step: int) -> Path:
@@ -118,26 +118,26 @@ def read_tokens(path: Path, rollout_id: str | None = None) -> list[TokenRecord]:
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             # Most lines are about other rollouts: they are not worth parsing.
-            wanted = [line for line in file if rollout_id is None or rollout_id in line]
-        found = [TokenRecord.load(parse_json(line)) for line in wanted]
+            lines = [line for line in file if rollout_id is None or rollout_id in line]
+        records = [TokenRecord.load(parse_json(line)) for line in lines]
     except (OSError, EOFError, ValueError, TypeError, zlib.error) as error:
         raise RunError(f"the token records {path} cannot be read: {error}") from error
-    return [record for record in found if rollout_id in (None, record.rollout_id)]
+    return [record for record in records if rollout_id in (None, record.rollout_id)]
 
 
 def tokens_of(run: Path, rollout_id: str) -> list[TokenRecord]:
     """What an update learned from one rollout; empty when none did; raises RunError if a file is broken."""
     for phase in sorted(path.name for path in (run / "phases").glob("*")):
         for _, path in token_files(run, phase):
-            if found := read_tokens(path, rollout_id):
-                return found
+            if records := read_tokens(path, rollout_id):
+                return records
     return []
 
 
 def token_files(run: Path, phase: str) -> list[tuple[int, Path]]:
     """The updates of a phase that are recorded, in order, each with its file."""
     named = ((_STEP.fullmatch(path.name), path) for path in (run / "phases" / phase).glob("tokens-*.jsonl.gz"))
-    return sorted((int(found[1]), path) for found, path in named if found)
+    return sorted((int(match[1]), path) for match, path in named if match)
 
 
 _STEP = re.compile(r"tokens-(\d+)\.jsonl\.gz")

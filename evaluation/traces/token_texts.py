@@ -34,21 +34,21 @@ def token_texts(tokenizer: "Tokenizer", ids: Sequence[int]) -> list[str]:
 
     A letter whose bytes are spread over several tokens is added by the last of them.
     """
-    found: list[str] = []
+    texts: list[str] = []
     before = ""
     for end in range(1, len(ids) + 1):
         text = tokenizer.decode(list(ids[:end]), skip_special_tokens=False)
         unfinished = text.endswith(_PART_OF_A_LETTER) and end < len(ids)
-        found.append("" if unfinished else text[len(before) :])
+        texts.append("" if unfinished else text[len(before) :])
         before = before if unfinished else text
-    return found
+    return texts
 
 
 def learned_texts(run: Run, tree: Tree) -> tuple[Mapping[str, Sequence[str]], str | None]:
     """Token texts, by response id, of the calls that PPO learned from; or a sentence that says why there are none."""
     if not tree.learned:
         return {}, None
-    found: dict[str, Sequence[str]] = {}
+    texts_by_call: dict[str, Sequence[str]] = {}
     slots = {visit.role: visit.model for visit in tree.visits}
     tokenizers: dict[str, Any] = {}
     for record, ids in learned_calls(tree):
@@ -59,5 +59,5 @@ def learned_texts(run: Run, tree: Tree) -> tuple[Mapping[str, Sequence[str]], st
         except ConfigError as error:
             return {}, f"Tokens are shown by their ids, because the tokenizer of {slot} cannot be had: {error}"
         if ids:
-            found[record.response_id] = token_texts(tokenizers[slot], ids)
-    return found, None
+            texts_by_call[record.response_id] = token_texts(tokenizers[slot], ids)
+    return texts_by_call, None

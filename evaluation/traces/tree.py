@@ -152,23 +152,25 @@ def tree(
     sources = _Sources(
         {call.response_id: call for call in model_calls(spans, attempt_id=attempt_id)},
         *_records(reported[1]["calls"] if reported else ()),
-        {one.response_id: one for one in tokens},
+        {token.response_id: token for token in tokens},
         branches or {},
     )
-    found = [
+    visit_spans = [
         (span, responses)
         for span, responses in visits(spans)
         if span.attempt_id == attempt_id and isinstance(span, Span)
     ]
-    found.sort(key=lambda one: (one[0].start_time or 0.0, one[0].sequence_id))
+    visit_spans.sort(key=lambda pair: (pair[0].start_time or 0.0, pair[0].sequence_id))
     tries: dict[tuple[str, int], int] = {}
-    for span, _ in found:
+    for span, _ in visit_spans:
         key = span.attributes["role"], span.attributes["visit"]
         tries[key] = max(tries.get(key, 0), span.attributes.get("attempt", 1))
-    made: list[ShownVisit] = []
-    for span, responses in found:
-        made.append(_visit(span, responses, sources, tries, made))
-    return Tree(record, tuple(made), bool(tokens), tuple(_notes(record, spans, reported is not None, bool(tokens))))
+    shown_visits: list[ShownVisit] = []
+    for span, responses in visit_spans:
+        shown_visits.append(_visit(span, responses, sources, tries, shown_visits))
+    return Tree(
+        record, tuple(shown_visits), bool(tokens), tuple(_notes(record, spans, reported is not None, bool(tokens)))
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,13 +245,13 @@ def _call(
     shown: int,
 ) -> ShownCall:
     exchange, record = sources.exchanges.get(response), sources.records.get(response)
-    told = {
+    tool_answers = {
         message["tool_call_id"]: message["content"]
         for message in (following.messages if following else ())
         if message["role"] == "tool"
     }
-    asked = (exchange.choice["message"].get("tool_calls") or ()) if exchange else ()
-    answers = [told.get(one["id"]) for one in asked]
+    tool_calls = (exchange.choice["message"].get("tool_calls") or ()) if exchange else ()
+    answers = [tool_answers.get(tool_call["id"]) for tool_call in tool_calls]
     uses = sources.uses.get(place, ())
     return ShownCall(
         step=place[3],

@@ -61,11 +61,11 @@ async def rollouts(study: Study, dataset: Dataset) -> Checked:
         where = f"{place.file}:{place.line} (rollout {record.rollout_id})"
         if seen.setdefault(record.rollout_id, f"{place.file}:{place.line}") != f"{place.file}:{place.line}":
             problems.append(f"{where} has the id of {seen[record.rollout_id]}: a rollout counts once")
-        found = [*_unlike_task(record, study.config.seed, tasks[record.task_id]), *_unlike_stage(record, stage)]
-        if not found:
-            found, done = await _unlike_trace(record, study.run.path, replay, tasks[record.task_id])
+        differences = [*_unlike_task(record, study.config.seed, tasks[record.task_id]), *_unlike_stage(record, stage)]
+        if not differences:
+            differences, done = await _unlike_trace(record, study.run.path, replay, tasks[record.task_id])
             replayed += done
-        problems += [f"{where}: {problem}" for problem in found]
+        problems += [f"{where}: {problem}" for problem in differences]
     return Checked(problems, replayed, len(every))
 
 
@@ -73,17 +73,20 @@ async def repairs(study: Study, dataset: Dataset) -> Checked:
     """Compare every replay of a wrong answer with the repair that it is of, and with its own trace, replayed."""
     tasks = {task.id: task for task in dataset.tasks}
     replay, problems, replayed = Replay(study.config), [], 0
-    for one in study.examined:
-        if one.repair is None or one.replay is None:
+    for case in study.examined:
+        if case.repair is None or case.replay is None:
             continue
-        repair, record, task = one.repair, one.replay, tasks[one.record.task_id]
-        found = [*_unlike_task(record, study.config.seed, task), *_unlike_repair(record, repair, study.plan.final)]
-        if not found:
+        repair, record, task = case.repair, case.replay, tasks[case.record.task_id]
+        differences = [
+            *_unlike_task(record, study.config.seed, task),
+            *_unlike_repair(record, repair, study.plan.final),
+        ]
+        if not differences:
             build = partial(start_of, repair, replay, study.run.path, task)
-            found, done = await _unlike_trace(record, study.run.path, replay, task, build)
+            differences, done = await _unlike_trace(record, study.run.path, replay, task, build)
             replayed += done
-        problems += [f"{one.place} (replay {record.rollout_id}): {problem}" for problem in found]
-    return Checked(problems, replayed, sum(one.replay is not None for one in study.examined))
+        problems += [f"{case.place} (replay {record.rollout_id}): {problem}" for problem in differences]
+    return Checked(problems, replayed, sum(case.replay is not None for case in study.examined))
 
 
 def _unlike_repair(record: RolloutRecord, repair: Repair, stage: Stage) -> Iterator[str]:
@@ -104,14 +107,14 @@ def _unlike_repair(record: RolloutRecord, repair: Repair, stage: Stage) -> Itera
 
 def _unlike_task(record: RolloutRecord, seed: int, task: ResearchTask) -> Iterator[str]:
     """Differences between a record's task and the data, and a wrong seed."""
-    wanted = RolloutInput.of(task, GATE, record.repeat, seed)
+    expected = RolloutInput.of(task, GATE, record.repeat, seed)
     options = [option.name for option in task.options]
     stated = {
         "source": task.source,
         "level": task.level,
         "label": task.label,
         "options": options,
-        "seed": wanted.seed,
+        "seed": expected.seed,
     }
     for name, value in stated.items():
         if getattr(record, name) != value:
@@ -124,12 +127,12 @@ def _unlike_task(record: RolloutRecord, seed: int, task: ResearchTask) -> Iterat
 
 def _unlike_stage(record: RolloutRecord, stage: Stage) -> Iterator[str]:
     """A sentence if the chooser of the hypothesis differs from the stage's: its policy or the supervisor's model."""
-    wanted = next((one.version for one in stage.policies if one.part == "choice"), BY_MODEL)
+    expected = next((policy.version for policy in stage.policies if policy.part == "choice"), BY_MODEL)
     selection = record.outputs.get("selection") or {}
-    made = selection.get("policy", wanted)
-    if made != wanted:
-        yield f"its selection was made by {made!r}, but must be by {wanted!r}"
-    elif wanted == BY_MODEL and selection.get("propensities") is not None:
+    policy = selection.get("policy", expected)
+    if policy != expected:
+        yield f"its selection was made by {policy!r}, but must be by {expected!r}"
+    elif expected == BY_MODEL and selection.get("propensities") is not None:
         yield "its selection was explored, which only training does"
 
 
@@ -155,15 +158,15 @@ async def _unlike_trace(
     if reported is None:
         return ([] if record.seconds is None else [f"{record.trace} holds no outcome"]), False
     attempt, outcome = reported
-    found = [
+    differences = [
         f"its {name} differs from that in {record.trace}"
         for name in REPORTED
         if not alike(getattr(record, name), outcome.get(name) if name in outcome else None)
     ]
     if any(span.rollout_id != record.rollout_id for span in trace):
-        found.append(f"{record.trace} is the trace of another rollout")
-    if found or record.status == "failed":
-        return found, False
+        differences.append(f"{record.trace} is the trace of another rollout")
+    if differences or record.status == "failed":
+        return differences, False
     missing = len(untraced(trace))
     if missing != record.untraced_calls:
         return [f"{record.trace} lacks {missing} model calls, but its record says {record.untraced_calls}"], False
@@ -179,65 +182,65 @@ async def _unlike_trace(
         return [f"{record.trace}, replayed: {error}"], False
     for name in ("outputs", "parts", "reward"):
         for key, stated, value in _unlike(name, getattr(record, name), getattr(again, name)):
-            found.append(f"{key} is {stated!r}, but {value!r} when {record.trace} is replayed")
-    return found, True
+            differences.append(f"{key} is {stated!r}, but {value!r} when {record.trace} is replayed")
+    return differences, True
 
 
 def scores(study: Study) -> Iterator[str]:
     """Recompute scores of the checklist and of the rubric, which need no model."""
     records = {record.rollout_id: record for answers in study.answers.values() for record in answers.records}
-    for one in study.audit.values():
-        record = records.get(one.subject)
-        if one.model == CHECKLIST and record is not None and record.status == "succeeded":
-            yield from _unlike_scores("audit", one, checklist(work_of(record)))
+    for score in study.audit.values():
+        record = records.get(score.subject)
+        if score.model == CHECKLIST and record is not None and record.status == "succeeded":
+            yield from _unlike_scores("audit", score, checklist(work_of(record)))
     works = dict(canaries_of(study.answers[study.plan.stages[0].name].records))
-    for one in study.canaries:
-        work = works.get(one.subject)
+    for score in study.canaries:
+        work = works.get(score.subject)
         if work is None:
             continue
-        if one.judge == "auditor" and one.model == CHECKLIST:
-            yield from _unlike_scores("canaries", one, checklist(work))
-        elif one.judge == "judge" and study.config.models[study.config.slot(JUDGE)].kind == "rubric":
+        if score.judge == "auditor" and score.model == CHECKLIST:
+            yield from _unlike_scores("canaries", score, checklist(work))
+        elif score.judge == "judge" and study.config.models[study.config.slot(JUDGE)].kind == "rubric":
             inputs = {key: value for key, value in work.items() if key != "goal"}
             payload = payload_of(opening(ROLE, work["goal"], **inputs))
-            yield from _unlike_scores("canaries", one, grade(ROLE.schema.__name__, payload))
+            yield from _unlike_scores("canaries", score, grade(ROLE.schema.__name__, payload))
 
 
 def baselines(study: Study, dataset: Dataset) -> Iterator[str]:
     """Recompute the baselines that need no model."""
-    known = {task.id: task for task in dataset.tasks}
-    tasks = [known[task.id] for task in study.plan.tasks]
-    recorded = {(one.baseline, one.task_id, one.repeat): one for one in study.baselines}
+    tasks_by_id = {task.id: task for task in dataset.tasks}
+    tasks = [tasks_by_id[task.id] for task in study.plan.tasks]
+    recorded = {(answer.baseline, answer.task_id, answer.repeat): answer for answer in study.baselines}
     for answers in (majority, tfidf, reader):
         for again in answers(dataset.train, tasks):
             stated = recorded.get((again.baseline, again.task_id, again.repeat))
             if stated != again:
-                said = "nothing" if stated is None else repr(stated.answer)
-                yield f"baseline {again.baseline} answers {again.answer!r} to task {again.task_id}, recorded is {said}"
+                text = "nothing" if stated is None else repr(stated.answer)
+                yield f"baseline {again.baseline} answers {again.answer!r} to task {again.task_id}, recorded is {text}"
 
 
-def alike(stated: Any, found: Any) -> bool:
+def alike(stated: Any, computed: Any) -> bool:
     """True if two JSON values are equal. Numbers may differ by `TOLERANCE`."""
-    return not any(True for _ in _unlike("", stated, found))
+    return not any(True for _ in _unlike("", stated, computed))
 
 
-def _unlike(place: str, stated: Any, found: Any) -> Iterator[tuple[str, Any, Any]]:
-    if isinstance(stated, Mapping) and isinstance(found, Mapping):
-        for key in dict.fromkeys([*stated, *found]):
-            if key not in stated or key not in found:
-                yield f"{place}.{key}", stated.get(key), found.get(key)
+def _unlike(place: str, stated: Any, computed: Any) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(stated, Mapping) and isinstance(computed, Mapping):
+        for key in dict.fromkeys([*stated, *computed]):
+            if key not in stated or key not in computed:
+                yield f"{place}.{key}", stated.get(key), computed.get(key)
             else:
-                yield from _unlike(f"{place}.{key}", stated[key], found[key])
-    elif isinstance(stated, list | tuple) and isinstance(found, list | tuple) and len(stated) == len(found):
-        for number, (left, right) in enumerate(zip(stated, found, strict=True)):
+                yield from _unlike(f"{place}.{key}", stated[key], computed[key])
+    elif isinstance(stated, list | tuple) and isinstance(computed, list | tuple) and len(stated) == len(computed):
+        for number, (left, right) in enumerate(zip(stated, computed, strict=True)):
             yield from _unlike(f"{place}.{number}", left, right)
-    elif isinstance(stated, float | int) and isinstance(found, float | int) and not isinstance(stated, bool):
-        if not math.isclose(stated, found, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
-            yield place, stated, found
-    elif stated != found:
-        yield place, stated, found
+    elif isinstance(stated, float | int) and isinstance(computed, float | int) and not isinstance(stated, bool):
+        if not math.isclose(stated, computed, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
+            yield place, stated, computed
+    elif stated != computed:
+        yield place, stated, computed
 
 
-def _unlike_scores(file: str, one: Judged, again: Mapping[str, Any]) -> Iterator[str]:
-    if not alike(dict(one.scores), dict(again)):
-        yield f"{file}: the scores of {one.subject} are not those that {one.model} gives"
+def _unlike_scores(file: str, score: Judged, again: Mapping[str, Any]) -> Iterator[str]:
+    if not alike(dict(score.scores), dict(again)):
+        yield f"{file}: the scores of {score.subject} are not those that {score.model} gives"

@@ -58,11 +58,11 @@ class AskedEvaluation:
         stages = choose_stages(run, self.stages, settings.contributions, settings.temperature)
         trained = run.config
         config = trained.model_copy(update={"data": DataConfig.model_validate(dict(self.data))})
-        own = load(trained.data)
-        check_ids(run, trained, own)
-        dataset = own if config.data == trained.data else load(config.data)
+        trained_dataset = load(trained.data)
+        check_ids(run, trained, trained_dataset)
+        dataset = trained_dataset if config.data == trained.data else load(config.data)
         tasks = choose_tasks(dataset, self.split, config, self.limit)
-        check_unseen(tasks, own, self.split)
+        check_unseen(tasks, trained_dataset, self.split)
         planned = tuple(map(PlannedTask.of, tasks))
         official = self.split == "test" and dataset.official and len(tasks) == len(dataset.test)
         described = dataset.describe()
@@ -141,8 +141,8 @@ def hashes_of(folder: Path) -> dict[str, str]:
     """SHA-256 of each file of a report, by its path relative to the report's folder."""
     drawn = sorted(file for file in (folder / PLOTS).rglob("*") if file.is_file()) if (folder / PLOTS).is_dir() else []
     written = [folder / name for name in FILES if (folder / name).is_file()]
-    told = sorted((folder / CONVERSATIONS).glob("*"))
-    return {file.relative_to(folder).as_posix(): hash_artifact(file) for file in (*written, *drawn, *told)}
+    conversations = sorted((folder / CONVERSATIONS).glob("*"))
+    return {file.relative_to(folder).as_posix(): hash_artifact(file) for file in (*written, *drawn, *conversations)}
 
 
 @dataclass(frozen=True)

@@ -85,10 +85,10 @@ def verify(report_file: Path, run: Run | None, *, expect: str | None = None) -> 
         changed = list(changed_inputs(run.events(), run.config))
         if changed:  # Of other inputs, nothing could be computed again.
             return Verification([*problems, *changed], len(entries), head)
-        found = _computed(read_report(report_file), evaluated, then, file)
+        computed = _computed(read_report(report_file), evaluated, then, file)
     except ChimeraError as error:
         return Verification([*problems, str(error)], len(entries), head)
-    return Verification([*problems, *found.problems], len(entries), head, found.rollouts, found.replayed)
+    return Verification([*problems, *computed.problems], len(entries), head, computed.rollouts, computed.replayed)
 
 
 def _rebuilt(entries: Sequence[Entry], expect: str | None) -> Iterator[str]:
@@ -129,13 +129,13 @@ def _entry_of(file: Path, run: Run, entries: Sequence[Entry]) -> int | None:
 
 def _unlike_bytes(folder: Path, evaluated: Evaluated) -> Iterator[str]:
     """Files of the report that differ from those that were written."""
-    found = hashes_of(folder)
-    for name in dict.fromkeys([*evaluated.files, *found]):
-        if name not in found:
+    hashes = hashes_of(folder)
+    for name in dict.fromkeys([*evaluated.files, *hashes]):
+        if name not in hashes:
             yield f"{folder / name} is missing: the ledger has its hash"
         elif name not in evaluated.files:
             yield f"{folder / name} is no file of the report that the ledger knows: it was added"
-        elif found[name] != evaluated.files[name]:
+        elif hashes[name] != evaluated.files[name]:
             yield f"{folder / name} was changed: its bytes do not have the hash that the ledger holds"
 
 
@@ -166,8 +166,8 @@ def _computed(report: Mapping[str, Any], evaluated: Evaluated, run: RunThen, fil
 def unlike(report: Mapping[str, Any], study: Study, folder: Path) -> list[str]:
     """How a report in `folder` differs from the one that its study gives, one sentence each."""
     problems = [
-        f"{place} is {_brief(stated)} in the report, but {_brief(found)} from the run"
-        for place, stated, found in differences(report, build(study, (), folder))
+        f"{place} is {_brief(stated)} in the report, but {_brief(computed)} from the run"
+        for place, stated, computed in differences(report, build(study, (), folder))
     ]
     return problems or _unlike_sheets(report, folder)
 
@@ -222,26 +222,26 @@ def _unlike_sheets(report: Mapping[str, Any], folder: Path) -> list[str]:
     ]
 
 
-def differences(stated: Any, found: Any, place: str = "") -> Iterator[tuple[str, Any, Any]]:
+def differences(stated: Any, computed: Any, place: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Where two reports differ: the dotted path and both values; numbers may differ by `TOLERANCE`."""
     if place in NOT_COMPARED:
         return
-    if isinstance(stated, Mapping) and isinstance(found, Mapping):
-        for key in dict.fromkeys([*stated, *found]):
-            yield from differences(stated.get(key), found.get(key), f"{place}.{key}" if place else str(key))
-    elif isinstance(stated, list) and isinstance(found, list) and len(stated) == len(found):
-        for number, (left, right) in enumerate(zip(stated, found, strict=True)):
+    if isinstance(stated, Mapping) and isinstance(computed, Mapping):
+        for key in dict.fromkeys([*stated, *computed]):
+            yield from differences(stated.get(key), computed.get(key), f"{place}.{key}" if place else str(key))
+    elif isinstance(stated, list) and isinstance(computed, list) and len(stated) == len(computed):
+        for number, (left, right) in enumerate(zip(stated, computed, strict=True)):
             yield from differences(left, right, f"{place}.{number}")
-    elif not _equal(stated, found):
-        yield place, stated, found
+    elif not _equal(stated, computed):
+        yield place, stated, computed
 
 
-def _equal(stated: Any, found: Any) -> bool:
-    if isinstance(stated, bool) or isinstance(found, bool):
-        return stated is found
-    if isinstance(stated, int | float) and isinstance(found, int | float):
-        return abs(stated - found) <= TOLERANCE * max(1.0, abs(found))
-    return stated == found
+def _equal(stated: Any, computed: Any) -> bool:
+    if isinstance(stated, bool) or isinstance(computed, bool):
+        return stated is computed
+    if isinstance(stated, int | float) and isinstance(computed, int | float):
+        return abs(stated - computed) <= TOLERANCE * max(1.0, abs(computed))
+    return stated == computed
 
 
 def _brief(value: Any) -> str:

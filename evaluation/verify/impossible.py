@@ -32,15 +32,15 @@ def impossible(report: Mapping[str, Any]) -> list[str]:
     stages = report.get("stages")
     if not isinstance(stages, Mapping) or not stages:
         return ["the report has no stages, so there is nothing to believe"]
-    found: list[str] = []
+    problems: list[str] = []
     for name, metrics in stages.items():
         if not isinstance(metrics, Mapping):
-            found.append(f"stages.{name} is no table of metrics")
+            problems.append(f"stages.{name} is no table of metrics")
             continue
-        found += _stage(f"stages.{name}", metrics, report, name)
-    found += _outcomes(report)
-    found += _comparisons(report)
-    return found
+        problems += _stage(f"stages.{name}", metrics, report, name)
+    problems += _outcomes(report)
+    problems += _comparisons(report)
+    return problems
 
 
 def _stage(place: str, metrics: Mapping[str, Any], report: Mapping[str, Any], stage: str) -> Iterator[str]:
@@ -228,7 +228,7 @@ def _difference_of_pairs(place: str, row: Mapping[str, Any], pairs: Any, name: s
     column = {"reward": 1, "alignment": 3}.get(name)
     if column is None or not isinstance(pairs, list):
         return
-    sides = [one[column : column + 2] for one in pairs if isinstance(one, list)]
+    sides = [pair[column : column + 2] for pair in pairs if isinstance(pair, list)]
     changes = [side[1] - side[0] for side in sides if len(side) == 2 and all(map(_number, side))]
     difference = row.get("difference")
     if not changes or not _number(difference) or len(changes) != row.get("n"):
@@ -281,7 +281,7 @@ def _listed(outcome: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _numbers(value: Any) -> dict[str, float]:
-    return {key: one for key, one in _mapping(value).items() if _number(one)}
+    return {key: number for key, number in _mapping(value).items() if _number(number)}
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

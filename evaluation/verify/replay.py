@@ -115,7 +115,7 @@ class Replay:
         with self._answers(record, calls, tools):
             state = await self._society.before(role, task.brief(), seed=record.seed, select=_RecordedChoice(record))
         # Of juniors, who work at the same time, the state holds what the others have done.
-        return Start(role, state, [one for one in self._records if one.role != role])
+        return Start(role, state, [earlier for earlier in self._records if earlier.role != role])
 
     @contextmanager
     def _answers(
@@ -210,24 +210,24 @@ class _Recorded:
             return None
         call = queue.pop(0)
         following = queue[0].messages[len(call.messages) + 1 :] if queue else []
-        asked = _completion(call).tool_calls
+        tool_calls = _completion(call).tool_calls
         answers = [message for message in following if message["role"] == "tool"]
         self.pending[visit] = [
             (use.name, canonical(use.arguments or {}), json.loads(answer["content"]))
-            for use, answer in zip(asked, answers, strict=False)
+            for use, answer in zip(tool_calls, answers, strict=False)
         ]
         return call
 
     def result(self, visit: Visit, name: str, arguments: str) -> ToolResult:
         """The recorded result of one tool call of the visit's last answer."""
         pending = self.pending.get(visit, [])
-        for position, (tool, given, content) in enumerate(pending):
-            if (tool, given) == (name, arguments):
+        for position, (tool, recorded_arguments, content) in enumerate(pending):
+            if (tool, recorded_arguments) == (name, arguments):
                 del pending[position]
                 if "error" in content:
                     valid = self.valid.get((*visit, name, arguments), False)
                     return ToolResult(name, ok=False, error=content["error"], valid=valid)
-                passages = tuple(Passage(found["id"], "", passage_text(found)) for found in content["results"])
+                passages = tuple(Passage(source["id"], "", passage_text(source)) for source in content["results"])
                 return ToolResult(name, ok=True, passages=passages, note=content.get("note"))
         raise RunError(f"{visit[0]}, visit {visit[1]}: its trace has no result of {name} with {arguments}")
 

@@ -11,19 +11,21 @@ from evaluation.conduct.grounds import Origins, Rule
 from evaluation.conduct.kept import OWN_QUESTION, Kept
 
 
-def answer_state(kept: Kept, values: Mapping[str, Any], sources: Sequence[tuple[str, Passage]]) -> Mapping[str, Any]:
+def answer_state(
+    kept_question: Kept, values: Mapping[str, Any], sources: Sequence[tuple[str, Passage]]
+) -> Mapping[str, Any]:
     """The state with the decision withheld where `python -m chimera ask` withholds it (`grounds.Rule`)."""
-    if kept.brief.id != OWN_QUESTION or "final_decision" not in values:
+    if kept_question.brief.id != OWN_QUESTION or "final_decision" not in values:
         return values
-    config = kept.config
-    origins = Origins(config.tools, "generated" if config.data.path == "generated" else "own", kept.brief.id)
-    read = [origins.abstract(one["id"], one["text"]) for one in given_sources(kept.brief) or ()]
+    config = kept_question.config
+    origins = Origins(config.tools, "generated" if config.data.path == "generated" else "own", kept_question.brief.id)
+    read = [origins.abstract(source["id"], source["text"]) for source in given_sources(kept_question.brief) or ()]
     read += [origins.of(tool, passage) for tool, passage in sources]
     evidence = values.get("refined_hypothesis", {"evidence": ()})["evidence"]
-    rule = Rule(kept.brief.goal, "what was read", toy=bool(toy_parts(config.used())))
+    rule = Rule(kept_question.brief.goal, "what was read", toy=bool(toy_parts(config.used())))
     return rule.apply(values, evidence, read)
 
 
-def notice(kept: Kept) -> str | None:
+def notice(kept_question: Kept) -> str | None:
     """What has to stand beside an answer to a real question; None for tasks of the data."""
-    return NOTICE if kept.brief.id == OWN_QUESTION else None
+    return NOTICE if kept_question.brief.id == OWN_QUESTION else None

@@ -84,7 +84,7 @@ def make_app(runs_dir: Path, *, key: str, port: int, closing: Callable[[], bool]
         return FileResponse(file, media_type=mimetypes.guess_type(file.name)[0], headers=headers)
 
     @app.exception_handler(ChimeraError)
-    async def known(_request: Request, error: Exception) -> HTMLResponse:
+    async def known_error(_request: Request, error: Exception) -> HTMLResponse:
         return desk.page(
             "error.html.j2", status=400 if isinstance(error, ConfigError) else 404, sentence=redact(f"{error}")
         )
@@ -92,8 +92,8 @@ def make_app(runs_dir: Path, *, key: str, port: int, closing: Callable[[], bool]
     @app.exception_handler(Exception)
     async def unexpected(_request: Request, error: Exception) -> HTMLResponse:
         # The server's log has the traceback. Files of a run may hold anything: whoever made them was another version.
-        found = redact(f"{type(error).__name__}: {error}")
-        sentence = f"the files behind this page hold something that this version of Chimera does not expect ({found})"
+        message = redact(f"{type(error).__name__}: {error}")
+        sentence = f"the files behind this page hold something that this version of Chimera does not expect ({message})"
         return desk.page("error.html.j2", status=500, sentence=sentence)
 
     @app.exception_handler(404)

@@ -79,13 +79,13 @@ class PersonSeat:
     def stamp(self) -> list[tuple[str, Any]]:
         """What changes when a question changes, or when a verdict has taken effect."""
         folder = self._runs_dir / FOLDER
-        names = sorted(one.name for one in folder.iterdir()) if folder.is_dir() else []
+        names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
         return [(name, (_stamps(folder / name), self._takes_effect(name))) for name in names]
 
     def questions(self) -> list[AskedQuestion]:
         """All kept questions, newest first."""
         folder = self._runs_dir / FOLDER
-        names = sorted((one.name for one in folder.iterdir()), reverse=True) if folder.is_dir() else []
+        names = sorted((path.name for path in folder.iterdir()), reverse=True) if folder.is_dir() else []
         return [self.read(name) for name in names]
 
     def read(self, name: str) -> AskedQuestion:
@@ -94,25 +94,27 @@ class PersonSeat:
             saved = self._saved(name)
         except (ChimeraError, OSError, sqlite3.Error) as error:
             return AskedQuestion(name, "", None, "broken", {}, fault=str(error))
-        kept, values = saved.kept, saved.values
-        labels = tuple(option.name for option in kept.brief.options) or LABELS
-        state, fault, beside = self._state(kept, values), self._fault(name), notice(kept)
-        return AskedQuestion(name, kept.brief.goal, kept.run, state, values, saved.sources, labels, fault, beside)
+        kept_question, values = saved.kept, saved.values
+        labels = tuple(option.name for option in kept_question.brief.options) or LABELS
+        state, fault, remark = self._state(kept_question, values), self._fault(name), notice(kept_question)
+        return AskedQuestion(
+            name, kept_question.brief.goal, kept_question.run, state, values, saved.sources, labels, fault, remark
+        )
 
-    def say(self, name: str, said: PersonVerdict) -> None:
+    def say(self, name: str, verdict: PersonVerdict) -> None:
         """Give a verdict; it takes effect in a process of its own.
 
         Raises:
             RunError: There is no such question, it waits for no verdict, or this verdict cannot take effect.
         """
-        kept = self._open(name)
-        asyncio.run(kept.waiting(said))
+        kept_question = self._open(name)
+        asyncio.run(kept_question.waiting(verdict))
         with self._lock:
             if (before := self._verdicts.get(name)) is not None and before.alive():
                 raise RunError(f"{name} has had its verdict, which takes effect now: it cannot be given again")
-            environment = child_environment(*ENVIRONMENT, *kept.config.secret_names(), network=True)
+            environment = child_environment(*ENVIRONMENT, *kept_question.config.secret_names(), network=True)
             child = Command(
-                f"the verdict on {name}", COMMAND, self._arguments(name, said), kept.path / LOG, environment
+                f"the verdict on {name}", COMMAND, self._arguments(name, verdict), kept_question.path / LOG, environment
             )
             child.tell("")
             self._verdicts[name] = child
@@ -129,15 +131,15 @@ class PersonSeat:
 
     def _saved(self, name: str) -> _Saved:
         """What is kept of a question, read again if its files have changed."""
-        kept = self._open(name)
-        now = _stamps(kept.path)
-        known = self._read.get(name)
-        if known is not None and known[0] == now:
-            return known[1]
+        kept_question = self._open(name)
+        now = _stamps(kept_question.path)
+        cached = self._read.get(name)
+        if cached is not None and cached[0] == now:
+            return cached[1]
         # Opening a file of states that is not there would make one.
-        values = asyncio.run(kept.state()) if kept.states.is_file() else {}
-        sources = tuple(kept.sources())
-        saved = _Saved(kept, answer_state(kept, values, sources), sources)
+        values = asyncio.run(kept_question.state()) if kept_question.states.is_file() else {}
+        sources = tuple(kept_question.sources())
+        saved = _Saved(kept_question, answer_state(kept_question, values, sources), sources)
         self._read[name] = now, saved
         return saved
 
@@ -146,22 +148,22 @@ class PersonSeat:
         return child is not None and child.alive()
 
     def _open(self, name: str) -> Kept:
-        kept = Kept.open(self._runs_dir, name)
-        if not inside(kept.path, self._runs_dir):
+        kept_question = Kept.open(self._runs_dir, name)
+        if not inside(kept_question.path, self._runs_dir):
             raise RunError(f"question {name!r} is a link out of {self._runs_dir}: it is not opened")
-        return kept
+        return kept_question
 
-    def _arguments(self, name: str, said: PersonVerdict) -> list[str]:
-        given = {"decision": said.decision, "answer": said.answer, "reason": said.reason or None}
-        options = [f"--{key}={value}" for key, value in given.items() if value is not None]
-        return [f"--continue={name}", f"--verdict={said.action}", *options, "--json", f"runs_dir={self._runs_dir}"]
+    def _arguments(self, name: str, verdict: PersonVerdict) -> list[str]:
+        fields = {"decision": verdict.decision, "answer": verdict.answer, "reason": verdict.reason or None}
+        options = [f"--{key}={value}" for key, value in fields.items() if value is not None]
+        return [f"--continue={name}", f"--verdict={verdict.action}", *options, "--json", f"runs_dir={self._runs_dir}"]
 
-    def _state(self, kept: Kept, values: Mapping[str, Any]) -> SeatState:
-        if self._takes_effect(kept.name):
+    def _state(self, kept_question: Kept, values: Mapping[str, Any]) -> SeatState:
+        if self._takes_effect(kept_question.name):
             return "takes effect"
         if "final_decision" not in values:
             return "works"
-        waits = values["final_decision"] in kept.config.society.confirm and "final_withheld" not in values
+        waits = values["final_decision"] in kept_question.config.society.confirm and "final_withheld" not in values
         return "waits" if waits and not {"confirmation", "final_evaluation"} & set(values) else "done"
 
     def _fault(self, name: str) -> str | None:
@@ -173,12 +175,12 @@ class PersonSeat:
 
 def _stamps(folder: Path) -> Stamps:
     """The files of a question, without those that SQLite makes while the states are read."""
-    found: list[tuple[str, int, int]] = []
+    rows: list[tuple[str, int, int]] = []
     for file in sorted(folder.glob("*")):
         try:
             about = file.stat()
         except FileNotFoundError:
             continue
         if not file.name.endswith("-shm") and not (file.name.endswith("-wal") and about.st_size == 0):
-            found.append((file.name, about.st_mtime_ns, about.st_size))
-    return tuple(found)
+            rows.append((file.name, about.st_mtime_ns, about.st_size))
+    return tuple(rows)

@@ -389,6 +389,7 @@ PLANTED = {
     "agents/planted.py": "import evaluation",
     "chimera/planted.py": "import agents.roles",
     "training/planted.py": "import chimera.config.command",
+    "training/ppo/planted.py": "import training.ppo.loop",
     "evaluation/planted.py": "import agentlightning",
     "agents/tools/planted.py": "import torch.nn",
     "training/bench/planted.py": "from langgraph.graph import x",

@@ -42,7 +42,7 @@ def outcomes(report: Report) -> Iterator[Block]:
         "veto, which forbids GO and leaves the answer as it is."
     )
     titles = stage_titles(report)
-    yield SideBySide([list(_outcome(stage, titles[stage], one)) for stage, one in report["outcomes"].items()])
+    yield SideBySide([list(_outcome(stage, titles[stage], outcome)) for stage, outcome in report["outcomes"].items()])
 
 
 def _outcome(stage: str, title: str, outcome: Mapping[str, Any]) -> Iterator[Block]:
@@ -82,21 +82,21 @@ def lost(report: Report) -> Iterator[Block]:
     yield Note(f"{LOST_WORDS} On the page the tables of rollouts name the step of each.")
     columns = [Column("First wrong step"), *(Column(links.system(name), number=True) for name in report["lost"])]
     rows = [
-        TableLine([sentence(title), *(str(one["steps"][step]) for one in stages)]) for step, title in TITLES.items()
+        TableLine([sentence(title), *(str(loss["steps"][step]) for loss in stages)]) for step, title in TITLES.items()
     ]
-    rows.append(TableLine(["Wrong answers", *(f"{one['wrong']} of {one['rollouts']}" for one in stages)]))
-    rows.append(TableLine(["Right answers that were vetoed", *(str(one["vetoed"]) for one in stages)]))
+    rows.append(TableLine(["Wrong answers", *(f"{loss['wrong']} of {loss['rollouts']}" for loss in stages)]))
+    rows.append(TableLine(["Right answers that were vetoed", *(str(loss["vetoed"]) for loss in stages)]))
     yield TableBlock("Wrong answers by their first wrong step", columns, rows)
     if rollouts := lost_rollouts(report):
         yield FactList(
             [
-                (sentence(TITLES[step]), joined([links.conversation(one) for one in ids]))
+                (sentence(TITLES[step]), joined([links.conversation(rollout_id) for rollout_id in ids]))
                 for step, ids in rollouts.items()
             ]
         )
     if mended := blame_rows(report):
         first, *others = BLAME_HEAD
-        columns = [Column(sentence(first)), *(Column(sentence(one), number=True) for one in others)]
+        columns = [Column(sentence(first)), *(Column(sentence(title), number=True) for title in others)]
         yield Note(BLAME_WORDS)
         rows = [TableLine([sentence(title), *cells]) for title, *cells in mended]
         yield TableBlock("Wrong answers replayed with their first wrong step made right", columns, rows)
@@ -108,9 +108,9 @@ def plots(report: Report) -> Iterator[Block]:
         return
     yield Heading("Curves", anchor="plots")
     figures = [_figure(plot) for plot in report["plots"]]
-    drawn = [one for one in figures if one.svg or one.file]
-    yield SideBySide([[one] for one in drawn], wide=True)
-    yield from (one for one in figures if one not in drawn)
+    drawn = [figure for figure in figures if figure.svg or figure.file]
+    yield SideBySide([[figure] for figure in drawn], wide=True)
+    yield from (figure for figure in figures if figure not in drawn)
 
 
 def _figure(plot: Mapping[str, Any]) -> Figure:
@@ -165,13 +165,13 @@ def judges(report: Report) -> Iterator[Block]:
     yield Heading("Can the judges be trusted?", anchor="judges")
     yield Note(_judges_words(judges, Plan.load(report["plan"])))
     if judges["warnings"]:
-        yield Items([f"{sentence(one)}." for one in judges["warnings"]], warning=True)
+        yield Items([f"{sentence(warning)}." for warning in judges["warnings"]], warning=True)
     else:
         yield Note(Text("Nothing here gives cause for a warning.", "quiet"))
     if judges["n"]:
         yield Heading("Agreement", 3)
         columns = [Column("Criterion")]
-        columns += [Column(one, number=True) for one in ("Krippendorff’s alpha", "Spearman’s rho")]
+        columns += [Column(coefficient, number=True) for coefficient in ("Krippendorff’s alpha", "Spearman’s rho")]
         rows = [TableLine([name, two(alpha), two(judges["spearman"][name])]) for name, alpha in judges["alpha"].items()]
         yield TableBlock("Agreement of the judges", columns, rows)
     yield Heading("Score against length", 3)
@@ -213,7 +213,7 @@ def _length_words(title: str, length: Mapping[str, Any]) -> str:
 
 def _canaries(rows: Sequence[Mapping[str, Any]]) -> TableBlock:
     titles = ("Judge", "on real work", "Second judge", "on real work", "n")
-    columns = [Column("Canary"), *(Column(one, number=True) for one in titles)]
+    columns = [Column("Canary"), *(Column(title, number=True) for title in titles)]
     keys = ("judge", "of_normal", "auditor", "of_normal_auditor")
     drawn = [TableLine([row["title"], *(two(row[key]) for key in keys), str(row["n"])]) for row in rows]
     return TableBlock("Scores of canary protocols", columns, drawn)

@@ -64,7 +64,7 @@ def about(report: Report) -> Iterator[Block]:
     yield Note(_eyebrow(report), "eyebrow")
     yield Heading(_title(report), 1)
     if report["cautions"]:
-        yield Items([f"{sentence(one)}." for one in report["cautions"]], "Before you read on:", warning=True)
+        yield Items([f"{sentence(caution)}." for caution in report["cautions"]], "Before you read on:", warning=True)
     if report["verdict"]["comparison"]:
         yield Note(Text(report["verdict"]["text"], "strong"))
     if cards := _cards(report):
@@ -75,7 +75,7 @@ def about(report: Report) -> Iterator[Block]:
         yield _standing(report, rows)
     yield FactList(list(_facts(report)))
     if warnings := report["judges"].get("warnings"):
-        yield Items([f"{sentence(one)}." for one in warnings], "Before you trust the reward:", warning=True)
+        yield Items([f"{sentence(warning)}." for warning in warnings], "Before you trust the reward:", warning=True)
 
 
 def brief(report: Report) -> Iterator[Block]:
@@ -97,8 +97,8 @@ def gains(report: Report) -> Iterator[Block]:
         return
     if rows := gain_rows(report):
         columns = [Column(GAINED), Column("Who learned", extra=True)]
-        for one in GAINS.values():
-            columns += [Column(sentence(one["title"]), number=True), Column("", extra=True)]
+        for metric in GAINS.values():
+            columns += [Column(sentence(metric["title"]), number=True), Column("", extra=True)]
         yield TableBlock(GAINED, columns, [_in_order(row, place == len(rows)) for place, row in enumerate(rows, 1)])
     else:
         for table in tables:
@@ -111,9 +111,9 @@ def gains(report: Report) -> Iterator[Block]:
 
 def _in_order(row: Mapping[str, Any], last: bool) -> TableLine:
     cells: list[Inline] = [sentence(row["phase"]) if last else row["phase"], row["learner"]]
-    for gain, one in zip(row["cells"], GAINS.values(), strict=True):
+    for gain, metric in zip(row["cells"], GAINS.values(), strict=True):
         pair = gain and gain["comparison"]
-        cells += [difference_cell(gain, one["unit"], pair), verdict(gain and gain["verdict"])]
+        cells += [difference_cell(gain, metric["unit"], pair), verdict(gain and gain["verdict"])]
     return TableLine(cells, strong=last)
 
 
@@ -143,12 +143,12 @@ def _title(report: Report) -> str:
 def _cards(report: Report) -> list[ResultCard]:
     """The comparisons of the first screen: reward and right answers of the verdict, and the strongest baseline."""
     pair, strongest = report["verdict"]["comparison"], beside_strongest(report)
-    wanted = [] if pair is None else [("Answers right", pair, "alignment"), ("Reward", pair, "reward")]
+    cards = [] if pair is None else [("Answers right", pair, "alignment"), ("Reward", pair, "reward")]
     if strongest is not None:
-        wanted.append(("Answers right, beside the strongest baseline of at most its tokens", strongest, "alignment"))
+        cards.append(("Answers right, beside the strongest baseline of at most its tokens", strongest, "alignment"))
     return [
         _card(report, title, pair, name, row)
-        for title, pair, name in wanted
+        for title, pair, name in cards
         if (row := report["comparisons"][pair].get(name)) is not None
     ]
 
@@ -201,13 +201,15 @@ def _test(report: Report, row: Mapping[str, Any], unit: str, points: str) -> Ite
 def _standing(report: Report, rows: list[dict[str, Any]]) -> TableBlock:
     final, tasks = report["standing"][0], len(report["plan"]["tasks"])
     name = "On the same tasks, means of a task"
-    columns = [Column(name), *(Column(one, number=True) for one in ("Right, %", "Calls", "Tokens"))]
+    columns = [Column(name), *(Column(title, number=True) for title in ("Right, %", "Calls", "Tokens"))]
     drawn = []
     for row in rows:
-        own = row["name"] == final
-        href = f"#{slug(final)}.alignment" if own else f"#pairs-{slug(row['name'] + ':' + final)}"
+        is_final = row["name"] == final
+        href = f"#{slug(final)}.alignment" if is_final else f"#pairs-{slug(row['name'] + ':' + final)}"
         mean = mean_cell(row["means"].get("alignment"), "share", tasks, href)
-        drawn.append(TableLine([sentence(row["title"]), mean, amount(row["calls"]), amount(row["tokens"])], strong=own))
+        drawn.append(
+            TableLine([sentence(row["title"]), mean, amount(row["calls"]), amount(row["tokens"])], strong=is_final)
+        )
     return TableBlock("The society beside its baselines", columns, drawn)
 
 
@@ -236,7 +238,7 @@ def _live_stages(report: Report) -> TableBlock:
     name = f"n = {len(report['plan']['tasks'])}"
     if len(report["stages"]) > 1:
         name = f"differences from {first}, paired, with {percent(report)} % intervals; {name}"
-    columns = [Column("stage"), *(Column(one, number=True) for one in ("reward", "right, %", "macro-F1, %"))]
+    columns = [Column("stage"), *(Column(title, number=True) for title in ("reward", "right, %", "macro-F1, %"))]
     rows = []
     for stage in _brief(report):
         failed = report["outcomes"][stage]["failed"]

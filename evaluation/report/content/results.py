@@ -125,7 +125,7 @@ def _others(report: Report, pair: str, rows: Mapping[str, Mapping[str, Any]]) ->
 
 def _columns(points: str = "") -> list[Column]:
     numbers = ("Before", "After", f"Difference{points}", "p", "p, Holm", "n", "Detectable")
-    return [*(Column(one, number=True) for one in numbers), Column("Verdict")]
+    return [*(Column(title, number=True) for title in numbers), Column("Verdict")]
 
 
 def _compared(report: Report, pair: str, name: str, row: Mapping[str, Any]) -> list[Inline]:
@@ -158,12 +158,12 @@ def ablation(report: Report) -> Iterator[Block]:
     for title in ("Reward", "Answers right, points"):
         columns += [Column(title, number=True), Column(Text("interval", "quiet"))]
     compared = [report["comparisons"][row["comparison"]] for row in rows]
-    spans = {name: span_of([one[name] for one in compared if name in one]) for name in names}
+    spans = {name: span_of([gains[name] for gains in compared if name in gains]) for name in names}
     drawn = []
-    for row, one in zip(rows, compared, strict=True):
+    for row, gains in zip(rows, compared, strict=True):
         cells: list[Inline] = [row["phase"], row["learner"], row["on"]]
         for name in names:
-            unit, gain = report["metrics"][name]["unit"], one.get(name)
+            unit, gain = report["metrics"][name]["unit"], gains.get(name)
             cells.append(difference_cell(gain, unit, row["comparison"]))
             cells.append([] if gain is None else [interval(gain, unit, spans[name]), _small(gain["verdict"])])
         drawn.append(TableLine(cells))
@@ -187,7 +187,10 @@ def baselines(report: Report) -> Iterator[Block]:
     if report["references"]:
         yield Heading("Published on the official test split", 3)
         columns = [Column("System"), Column("Accuracy, %", number=True), Column("Macro-F1, %", number=True)]
-        rows = [TableLine([one["name"], *_published(one), one["source"]]) for one in report["references"]]
+        rows = [
+            TableLine([reference["name"], *_published(reference), reference["source"]])
+            for reference in report["references"]
+        ]
         yield TableBlock("Published results", [*columns, Column("Source")], rows)
 
 
@@ -204,7 +207,7 @@ def baselines_table(report: Report, *, hidden: Collection[str] = (), short: bool
         short: Names instead of titles.
     """
     numbers = ("Answers right, %", "Macro-F1, %", "Model calls", "Tokens")
-    columns = [Column("Who"), *(Column(one, number=True) for one in numbers)]
+    columns = [Column("Who"), *(Column(title, number=True) for title in numbers)]
     columns.append(Column("Answered", number=True, extra=True))
     rows = [_system(report, row, short) for row in answered(report) if row["name"] not in hidden]
     return TableBlock("The same tasks; calls and tokens are means of a task", columns, rows)
@@ -212,13 +215,13 @@ def baselines_table(report: Report, *, hidden: Collection[str] = (), short: bool
 
 def _system(report: Report, row: Mapping[str, Any], short: bool) -> TableLine:
     name, final, tasks = row["name"], report["standing"][0], len(report["plan"]["tasks"])
-    own = name in report["stages"]
-    cells: list[Inline] = [(f"society {name}" if own else name) if short else row["title"]]
+    is_stage = name in report["stages"]
+    cells: list[Inline] = [(f"society {name}" if is_stage else name) if short else row["title"]]
     for metric in ("alignment", "macro_f1"):
-        href = f"#{slug(name)}.{metric}" if own else f"#pairs-{slug(f'{name}:{final}')}"
+        href = f"#{slug(name)}.{metric}" if is_stage else f"#pairs-{slug(f'{name}:{final}')}"
         cells.append(mean_cell(row["means"].get(metric), "share", tasks, href))
     cells += [amount(row["calls"]), amount(row["tokens"])]
-    if own:
+    if is_stage:
         outcome = report["outcomes"][name]
         return TableLine([*cells, str(outcome["count"] - outcome["failed"])])
     errors = [Text(f"{count} × {why}", "quiet", small=True) for why, count in row["means"]["errors"].items()]
@@ -234,8 +237,8 @@ def levels(report: Report) -> Iterator[Block]:
         f"Shares of right answers in per cent with their {percent(report)} % intervals, over the tasks of each level."
     )
     columns = [Column("Who")]
-    for level, one in report["levels"].items():
-        columns.append(Column([f"Level {level}", Text(f"n {one['tasks']}", small=True)], number=True))
+    for level, level_row in report["levels"].items():
+        columns.append(Column([f"Level {level}", Text(f"n {level_row['tasks']}", small=True)], number=True))
     yield TableBlock(
         "Answers right by level of difficulty", columns, [TableLine(_by_level(report, row)) for row in answered(report)]
     )
@@ -243,4 +246,4 @@ def levels(report: Report) -> Iterator[Block]:
 
 def _by_level(report: Report, row: Mapping[str, Any]) -> Sequence[Inline]:
     levels = report["levels"].values()
-    return [row["title"], *(mean_cell(one["right"].get(row["name"]), "share", one["tasks"]) for one in levels)]
+    return [row["title"], *(mean_cell(level["right"].get(row["name"]), "share", level["tasks"]) for level in levels)]

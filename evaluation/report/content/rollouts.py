@@ -69,13 +69,13 @@ def _table(report: Report, stage: str, rows: Sequence[Mapping[str, Any]], links:
         *(Column("Key"), Column("Answer", anchor=f"{slug(stage)}.macro_f1")),
         *([Column("Lost by")] if lost else []),
         Column("Decision"),
-        *(Column(titled(one), number=True, anchor=f"{slug(stage)}.{name}") for name, one in metrics.items()),
+        *(Column(titled(metric), number=True, anchor=f"{slug(stage)}.{name}") for name, metric in metrics.items()),
         Column("Recorded in"),
     ]
     seen: set[str] = set()
     drawn = []
     for row in rows:
-        anchors = [one for one in _anchors(stage, row) if one not in seen]
+        anchors = [anchor for anchor in _anchors(stage, row) if anchor not in seen]
         seen.update(anchors)
         cells: list[Inline | Cell] = [
             *(Cell(links.conversation(row["id"]), anchors), row["task"]),
@@ -83,7 +83,7 @@ def _table(report: Report, stage: str, rows: Sequence[Mapping[str, Any]], links:
             *(row["label"], [_answer(row), Text(row["error"] or "", "quiet", small=True)]),
             *([row["lost"] or ""] if lost else []),
             [row["decision"] or "none", Text(row["veto"] or "", "quiet", small=True)],
-            *(shown(row["values"].get(name), one["unit"]) for name, one in metrics.items()),
+            *(shown(row["values"].get(name), metric["unit"]) for name, metric in metrics.items()),
             Text(f"{row['file']}:{row['line']}", "code"),
         ]
         drawn.append(TableLine(cells, f"{slug(stage)}-{row['id']}"))
@@ -114,7 +114,7 @@ def _anchors(stage: str, row: Mapping[str, Any]) -> Iterator[str]:
 def _pairs(pair: str, rows: Sequence[Sequence[Any]], links: Links) -> TableBlock:
     rewards = ("Reward before", "after", "difference")
     shares = ("Aligned before, %", "after, %", "difference, points")
-    columns = [Column("Task"), *(Column(one, number=True) for one in (*rewards, *shares))]
+    columns = [Column("Task"), *(Column(title, number=True) for title in (*rewards, *shares))]
     drawn = [
         TableLine(
             [task, *_sides(pair, task, old, new, "points", links), *_sides(pair, task, fit, refit, "share", links)]
@@ -157,11 +157,11 @@ def _method(report: Report) -> Iterator[Inline]:
         *("; from this file’s folder it is ", Text(run["path"], "code"), "."),
     ]
     if written := report.get("written"):
-        made: list[Piece] = [f"Evaluated {written['time'][:16].replace('T', ' ')} UTC"]
+        pieces: list[Piece] = [f"Evaluated {written['time'][:16].replace('T', ' ')} UTC"]
         if written["commit"]:
-            made += [" by commit ", Text(written["commit"][:12], "code")]
-            made += [f" with {written['modified_files']} files changed since"] if written["modified_files"] else []
-        yield [*made, "."]
+            pieces += [" by commit ", Text(written["commit"][:12], "code")]
+            pieces += [f" with {written['modified_files']} files changed since"] if written["modified_files"] else []
+        yield [*pieces, "."]
     files = [Text("metrics.csv", "code"), " (means and differences with intervals) and ", Text("rollouts.csv", "code")]
     yield ["The same numbers as tables for other programs: ", *files, "."]
     yield [

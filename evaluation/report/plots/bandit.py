@@ -28,12 +28,15 @@ def reliability(
     study: Study, phase: str, lines: Sequence[Line], means: StageMeans, comparisons: Comparisons
 ) -> Drawing | str:
     """Estimated and measured reward of the bandit's policy; a sentence if nothing was estimated."""
-    found = forecasts(lines, phase)
-    if not found:
+    phase_forecasts = forecasts(lines, phase)
+    if not phase_forecasts:
         return f"{phase} has estimated nothing: it has not run, or the run's metrics lack it."
-    if not found[-1].estimates:
+    if not phase_forecasts[-1].estimates:
         return f"{phase} could estimate nothing: fewer than two tasks have choices with known propensities."
-    values, gains = _values(study, phase, lines, found, means), _gains(study.plan, phase, found, comparisons)
+    values, gains = (
+        _values(study, phase, lines, phase_forecasts, means),
+        _gains(study.plan, phase, phase_forecasts, comparisons),
+    )
     panels = [*values, *([gains] if gains.expected or gains.happened else [])]
     figure, grid = stacked([len(panel.expected) + len(panel.happened) for panel in panels])
     for axes, panel in zip(grid, panels, strict=True):
@@ -46,19 +49,19 @@ def reliability(
     ends = [axes.get_xlim() for axes in grid[: len(values)]]
     for axes in grid[: len(values)]:
         axes.set_xlim(min(low for low, _ in ends), max(high for _, high in ends))
-    return Drawing(figure, _caption(study.plan, phase, found[-1], comparisons))
+    return Drawing(figure, _caption(study.plan, phase, phase_forecasts[-1], comparisons))
 
 
 def _values(
-    study: Study, phase: str, lines: Sequence[Line], found: Sequence[Forecast], means: StageMeans
+    study: Study, phase: str, lines: Sequence[Line], phase_forecasts: Sequence[Forecast], means: StageMeans
 ) -> list[Panel]:
     """The first estimate beside the bandit's own rollouts, and the last one beside the report's tasks."""
-    own = [point.reward for point in rollouts(lines) if point.phase == phase and point.reward is not None]
-    first = _panel("reward, estimated before its first choice", found[0])
-    if own:
-        mean = bootstrap_mean(own, **interval_settings(study.config))
+    rewards = [point.reward for point in rollouts(lines) if point.phase == phase and point.reward is not None]
+    first = _panel("reward, estimated before its first choice", phase_forecasts[0])
+    if rewards:
+        mean = bootstrap_mean(rewards, **interval_settings(study.config))
         first.happened["its own rollouts"] = (mean.mean, mean.low, mean.high)
-    last = first if len(found) == 1 else _panel("reward, estimated with its own choices", found[-1])
+    last = first if len(phase_forecasts) == 1 else _panel("reward, estimated with its own choices", phase_forecasts[-1])
     for stage in _around(study.plan, phase):
         if "reward" in means[stage]:
             mean = means[stage]["reward"]
@@ -69,22 +72,26 @@ def _values(
 def _panel(title: str, forecast: Forecast) -> Panel:
     panel = Panel(title)
     for name, estimator in VALUES.items():
-        if (one := forecast.estimates.get(name)) is not None:
-            panel.expected[estimator] = (one.value, one.low, one.high)
+        if (estimate := forecast.estimates.get(name)) is not None:
+            panel.expected[estimator] = (estimate.value, estimate.low, estimate.high)
     if (logged := forecast.estimates.get("logged")) is not None:
         panel.happened["all logged choices"] = (logged.value, logged.low, logged.high)
     return panel
 
 
-def _gains(plan: Plan, phase: str, found: Sequence[Forecast], comparisons: Comparisons) -> Panel:
+def _gains(plan: Plan, phase: str, phase_forecasts: Sequence[Forecast], comparisons: Comparisons) -> Panel:
     panel = Panel("gain over the model's own choice")
-    for forecast in found if len(found) == 1 else (found[0], found[-1]):
+    for forecast in phase_forecasts if len(phase_forecasts) == 1 else (phase_forecasts[0], phase_forecasts[-1]):
         if (gain := forecast.estimates.get("gain")) is not None:
             when = "before its choices" if forecast.step == 0 else "with its choices"
             panel.expected[f"estimated {when}"] = (gain.value, gain.low, gain.high)
     for pair in (":".join(_around(plan, phase)), f"{BASE}:{ALONE}{phase}"):
-        if (one := _reward(comparisons, pair)) is not None:
-            panel.happened[f"{SPLITS[plan.split]}, {pair.replace(':', ' to ')}"] = (one.difference, one.low, one.high)
+        if (comparison := _reward(comparisons, pair)) is not None:
+            panel.happened[f"{SPLITS[plan.split]}, {pair.replace(':', ' to ')}"] = (
+                comparison.difference,
+                comparison.low,
+                comparison.high,
+            )
     return panel
 
 

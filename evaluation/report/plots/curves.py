@@ -61,12 +61,12 @@ class Forecast:
 
 
 def rollouts(lines: Iterable[Line]) -> list[RolloutPoint]:
-    found = {
+    points = {
         line["step"]: RolloutPoint(line["step"], line["of"], line.get("reward"), line.get("parts") or {})
         for line in lines
         if line["phase"] == ROLLOUT
     }
-    return [found[number] for number in sorted(found)]
+    return [points[number] for number in sorted(points)]
 
 
 def spans(points: Iterable[RolloutPoint]) -> list[PhaseStretch]:
@@ -92,8 +92,8 @@ def running_mean(values: Sequence[float | None], window: int, least: int = 1) ->
     """
     means: list[float | None] = []
     for end in range(1, len(values) + 1):
-        known = [value for value in values[max(0, end - window) : end] if value is not None]
-        means.append(sum(known) / len(known) if len(known) >= max(1, least) else None)
+        present = [value for value in values[max(0, end - window) : end] if value is not None]
+        means.append(sum(present) / len(present) if len(present) >= max(1, least) else None)
     return means
 
 
@@ -104,22 +104,22 @@ def part_names(points: Iterable[RolloutPoint]) -> list[str]:
 
 def series(lines: Iterable[Line], phase: str, key: str) -> list[tuple[int, float]]:
     """One metric of a phase by step. A resumed run repeats steps: the last line of a step counts."""
-    found = {
+    by_step = {
         line["step"]: float(line[key])
         for line in lines
         if line["phase"] == phase and line["step"] is not None and line.get(key) is not None
     }
-    return sorted(found.items())
+    return sorted(by_step.items())
 
 
 def forecasts(lines: Iterable[Line], phase: str) -> list[Forecast]:
     """The value estimates of a phase that learns to choose, in the order of its rounds."""
-    found: dict[int, Forecast] = {}
+    by_step: dict[int, Forecast] = {}
     for line in lines:
         if line["phase"] == phase and line["step"] is not None and "choices" in line:
             estimates = {name: estimate for name in ESTIMATES if (estimate := _estimate(line, name)) is not None}
-            found[line["step"]] = Forecast(line["step"], line["choices"], line["ess"], estimates)
-    return [found[step] for step in sorted(found)]
+            by_step[line["step"]] = Forecast(line["step"], line["choices"], line["ess"], estimates)
+    return [by_step[step] for step in sorted(by_step)]
 
 
 def _estimate(line: Line, name: str) -> Estimate | None:

@@ -120,6 +120,6 @@ def _for_pages(svg: str, name: str, title: str) -> str:
     svg = re.sub(r" <metadata>.*?</metadata>\n", "", svg, count=1, flags=re.DOTALL)
     svg = re.sub(r" <defs>\s*<style.*?</style>\s*</defs>\n", "", svg, count=1, flags=re.DOTALL)
     svg = re.sub(r"<svg ([^>]*)>", rf"<svg \1 {head}>\n <title>{escape(title)}</title>", svg, count=1)
-    svg = re.sub(r'\b(?:d|x|y)="[^"]*"', lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]), svg)
+    svg = re.sub(r'\b(?:d|x|y)="[^"]*"', lambda match: re.sub(r"(\.\d\d)\d+", r"\1", match[0]), svg)
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
     return svg.replace(INK, "currentColor")

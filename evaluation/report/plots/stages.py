@@ -60,7 +60,10 @@ def _means(axes: Axes, stages: Sequence[Stage], means: Sequence[Mean | None]) ->
 
 
 def _differences(axes: Axes, stages: Sequence[Stage], comparisons: Sequence[Comparison | None]) -> None:
-    rows = [None if one is None else (one.difference, one.low, one.high) for one in comparisons]
+    rows = [
+        None if comparison is None else (comparison.difference, comparison.low, comparison.high)
+        for comparison in comparisons
+    ]
     intervals(axes, rows, [_colour(stage) for stage in stages])
     axes.axvline(0, color=INK, linewidth=0.9, alpha=0.6)
     axes.set_yticks([])
@@ -69,16 +72,18 @@ def _differences(axes: Axes, stages: Sequence[Stage], comparisons: Sequence[Comp
 def confusion(study: Study) -> Drawing | str:
     """Confusion matrix of each stage; a sentence if there are no rollouts."""
     answers = [study.answers[stage.name] for stage in _shown(study.plan)]
-    if not any(one.records for one in answers):
+    if not any(stage_answers.records for stage_answers in answers):
         return "No rollout is recorded, so no answer met a label."
-    counts: dict[str, Confusion] = {one.stage.name: outcomes(one, study.plan.labels)["confusion"] for one in answers}
-    failed = any(row[NONE] for found in counts.values() for row in found.values())
+    counts: dict[str, Confusion] = {
+        stage_answers.stage.name: outcomes(stage_answers, study.plan.labels)["confusion"] for stage_answers in answers
+    }
+    failed = any(row[NONE] for matrix in counts.values() for row in matrix.values())
     labels = study.plan.labels
     columns = [*labels, *([NONE] if failed else [])]
-    rows = [label for label in labels if any(any(found[label].values()) for found in counts.values())]
+    rows = [label for label in labels if any(any(matrix[label].values()) for matrix in counts.values())]
     figure, grid = panels(len(answers), 2, 0.6 + 0.36 * len(rows))
-    for axes, (name, found) in zip(grid, counts.items(), strict=True):
-        _matrix(axes, found, rows, columns)
+    for axes, (name, matrix) in zip(grid, counts.items(), strict=True):
+        _matrix(axes, matrix, rows, columns)
         axes.set_title(name)
     unread = f" '{NONE}' is a rollout that failed." if failed else ""
     return Drawing(
@@ -88,11 +93,11 @@ def confusion(study: Study) -> Drawing | str:
     )
 
 
-def _matrix(axes: Axes, found: Confusion, rows: Sequence[Label], columns: Sequence[str]) -> None:
+def _matrix(axes: Axes, counts: Confusion, rows: Sequence[Label], columns: Sequence[str]) -> None:
     for y, label in enumerate(rows):
-        total = sum(found[label].values())
+        total = sum(counts[label].values())
         for x, answer in enumerate(columns):
-            count = found[label][answer]
+            count = counts[label][answer]
             share = count / total if total else 0.0
             place = (x - 0.5, y - 0.5)
             axes.add_patch(Rectangle(place, 1, 1, facecolor=BLUE, alpha=FULL * share, linewidth=0))

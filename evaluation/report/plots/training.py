@@ -118,12 +118,12 @@ def parts(lines: Sequence[Line]) -> Drawing | str:
 
 def steps(lines: Sequence[Line], phase: str) -> Drawing | str:
     """Metrics by step of a phase that learns weights; a sentence if there are none."""
-    if found := _metrics(lines, phase, PPO):
+    if curves := _metrics(lines, phase, PPO):
         caption = "One point a step. Rewards are of the step's own training tasks, which differ from step to step."
-        return _curves(phase, found, caption)
-    if found := _metrics(lines, phase, SFT):
+        return _curves(phase, curves, caption)
+    if curves := _metrics(lines, phase, SFT):
         caption = "One point a step, on the conversations that are learned from."
-        return _curves(phase, found, caption)
+        return _curves(phase, curves, caption)
     return f"{phase} has not run, or has not finished a step: the run's metrics have no line of it."
 
 
@@ -131,13 +131,13 @@ def _metrics(lines: Sequence[Line], phase: str, titles: dict[str, str]) -> dict[
     return {title: points for key, title in titles.items() if (points := series(lines, phase, key))}
 
 
-def _curves(phase: str, found: Mapping[str, list[tuple[int, float]]], caption: str) -> Drawing | str:
+def _curves(phase: str, curves: Mapping[str, list[tuple[int, float]]], caption: str) -> Drawing | str:
     """A panel for each metric that changes; a sentence if none does. Constant ones are named with their value."""
-    constant = {title: points[0][1] for title, points in found.items() if _flat([value for _, value in points])}
-    moving = {title: points for title, points in found.items() if title not in constant}
+    constant = {title: points[0][1] for title, points in curves.items() if _flat([value for _, value in points])}
+    moving = {title: points for title, points in curves.items() if title not in constant}
     if not moving:
-        made = max(len(points) for points in found.values())
-        return f"{phase} has no curve: {'it made one step' if made == 1 else 'no metric changed from step to step'}."
+        steps = max(len(points) for points in curves.values())
+        return f"{phase} has no curve: {'it made one step' if steps == 1 else 'no metric changed from step to step'}."
     figure, grid = panels(len(moving), 2, 1.45)
     for axes, (title, points) in zip(grid, moving.items(), strict=True):
         axes.plot(*zip(*points, strict=True), "o-", color=BLUE, markersize=3.5, linewidth=1.5)
@@ -169,27 +169,27 @@ def _mean_line(axes: Axes, span: PhaseStretch, values: Sequence[float | None]) -
     means = running_mean(values, len(values) if span.held_out else WINDOW, 1 if span.held_out else LEAST)
     if span.held_out:
         numbers, means = [numbers[0] - 0.5, numbers[-1] + 0.5], [means[-1]] * 2
-    known = [(number, mean) for number, mean in zip(numbers, means, strict=True) if mean is not None]
-    if not known:
+    present = [(number, mean) for number, mean in zip(numbers, means, strict=True) if mean is not None]
+    if not present:
         return None
-    axes.plot(*zip(*known, strict=True), color=_colour(span.held_out), linewidth=2, solid_capstyle="butt")
-    return known[-1][1]
+    axes.plot(*zip(*present, strict=True), color=_colour(span.held_out), linewidth=2, solid_capstyle="butt")
+    return present[-1][1]
 
 
-def _mark_phases(axes: Axes, found: Sequence[PhaseStretch]) -> None:
+def _mark_phases(axes: Axes, stretches: Sequence[PhaseStretch]) -> None:
     """Draw a line wherever the phase changes."""
-    axes.set_xlim(found[0].points[0].number - 1, found[-1].points[-1].number + 1)
-    for left, right in pairwise(found):
+    axes.set_xlim(stretches[0].points[0].number - 1, stretches[-1].points[-1].number + 1)
+    for left, right in pairwise(stretches):
         between = (left.points[-1].number + right.points[0].number) / 2
         axes.axvline(between, color=INK, alpha=0.3, linewidth=0.7, linestyle=(0, (3, 2)))
 
 
-def _name_phases(axes: Axes, found: Sequence[PhaseStretch]) -> None:
+def _name_phases(axes: Axes, stretches: Sequence[PhaseStretch]) -> None:
     """Write the phases' names above the panel: training in one row, validation in another."""
     left, right = axes.get_xlim()
     names = [("training", False, left - 0.02 * (right - left), "right")]
     names += [("validation", True, left - 0.02 * (right - left), "right")]
-    names += [(span.phase, span.held_out, _middle(span), "center") for span in found]
+    names += [(span.phase, span.held_out, _middle(span), "center") for span in stretches]
     for name, held_out, place, side in names:
         axes.annotate(
             name,
@@ -211,8 +211,8 @@ def _colour(held_out: bool) -> str:
 
 
 def _flat(values: Sequence[float | None]) -> bool:
-    known = [value for value in values if value is not None]
-    return max(known) - min(known) < FLAT
+    present = [value for value in values if value is not None]
+    return max(present) - min(present) < FLAT
 
 
 def _no_rollouts(points: Sequence[RolloutPoint]) -> str:

@@ -68,18 +68,18 @@ class RolloutChoice:
     page: int = 1
 
     @classmethod
-    def read(cls, given: Mapping[str, str]) -> Self:
+    def read(cls, query: Mapping[str, str]) -> Self:
         """The choice in an address; raises ConfigError if a value is not of its kind."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for field in fields(cls):
-            if not (text := given.get(field.name, "").strip()):
+            if not (text := query.get(field.name, "").strip()):
                 continue
             kind = {"low": float, "high": float, "first": int, "last": int, "page": int}.get(field.name, str)
             try:
-                found[field.name] = kind(text)
+                values[field.name] = kind(text)
             except ValueError as error:
                 raise ConfigError(f"{field.name}={text[:40]!r} is not a number: change it, or leave it out") from error
-        choice = cls(**found)
+        choice = cls(**values)
         return replace(choice, page=max(1, choice.page))
 
     def address(self, **changes: Any) -> str:
@@ -104,12 +104,12 @@ class RolloutChoice:
         Raises:
             ConfigError: They cannot be sorted so.
         """
-        found = [row for row in rows if self._fits(row) and (learned is None or row.rollout_id in learned)]
+        fitting = [row for row in rows if self._fits(row) and (learned is None or row.rollout_id in learned)]
         if not self.sort:
-            return found
+            return fitting
         key = sort_key(self.sort.removeprefix("-"), self.role)
-        known = sorted((row for row in found if key(row) is not None), key=key, reverse=self.sort.startswith("-"))
-        return known + [row for row in found if key(row) is None]
+        ranked = sorted((row for row in fitting if key(row) is not None), key=key, reverse=self.sort.startswith("-"))
+        return ranked + [row for row in fitting if key(row) is None]
 
     def _fits(self, row: RolloutRow) -> bool:
         return (

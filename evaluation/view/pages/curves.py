@@ -42,10 +42,10 @@ def reward_drawings(snapshot: Snapshot, address: Callable[[str], str]) -> list[L
         address: Turns the query of a choice of rollouts into an address.
     """
     curves = _over(snapshot, lambda row: row.reward, "reward", address)
-    known = [row.reward for row in snapshot.all_rows if row.reward is not None]
-    note = f"{len(known):,} rollouts with a reward"
+    rewards = [row.reward for row in snapshot.all_rows if row.reward is not None]
+    note = f"{len(rewards):,} rollouts with a reward"
     drawn = (draw("Reward", curves, note=note, width=width, height=176.0) for width in (WIDE, 360.0))
-    return [one for one in drawn if one is not None]
+    return [drawing for drawing in drawn if drawing is not None]
 
 
 def outcome_drawings(snapshot: Snapshot, address: Callable[[str], str]) -> list[LineChart]:
@@ -54,7 +54,7 @@ def outcome_drawings(snapshot: Snapshot, address: Callable[[str], str]) -> list[
         draw("Reward", _over(snapshot, lambda row: row.reward, "reward", address)),
         draw("Answers right", _over(snapshot, _right_in(snapshot), "right", address)),
     )
-    return [one for one in drawn if one is not None]
+    return [drawing for drawing in drawn if drawing is not None]
 
 
 def _right_in(snapshot: Snapshot) -> Callable[[RolloutRow], float | None]:
@@ -65,24 +65,24 @@ def _right_in(snapshot: Snapshot) -> Callable[[RolloutRow], float | None]:
 
 def part_drawings(snapshot: Snapshot, address: Callable[[str], str]) -> list[LineChart]:
     """Small charts of the reward's parts that are not always the same."""
-    found: list[LineChart] = []
+    charts: list[LineChart] = []
     for part in snapshot.parts:
         values = {row.parts.get(part) or 0.0 for row in snapshot.all_rows}
         if len(values) > 1:
             curves = _over(snapshot, lambda row, part=part: row.parts.get(part), f"part:{part}", address)
-            found += [one] if (one := draw(part_title(part).capitalize(), curves)) else []
-    return found
+            charts += [chart] if (chart := draw(part_title(part).capitalize(), curves)) else []
+    return charts
 
 
 def update_drawings(snapshot: Snapshot, address: Callable[[str], str]) -> list[tuple[str, list[LineChart]]]:
     """Figures of each phase's updates over their steps; a point leads to the rollouts that the update learned from."""
-    found: list[tuple[str, list[LineChart]]] = []
+    sections: list[tuple[str, list[LineChart]]] = []
     for phase in dict.fromkeys(str(line.get("phase")) for line in snapshot.lines):
         lines = updates(snapshot, phase)
         drawn = (_of_updates(snapshot, phase, lines, key, address) for key in FIGURES) if len(lines) > 1 else ()
-        if charts := list(islice((one for one in drawn if one is not None), EACH)):
-            found.append((phase, charts))
-    return found
+        if charts := list(islice((chart for chart in drawn if chart is not None), EACH)):
+            sections.append((phase, charts))
+    return sections
 
 
 def _of_updates(
@@ -109,7 +109,7 @@ def _over(
         points: list[Point] = []
         for start in range(0, len(rows), size):
             some = rows[start : start + size]
-            if (middle := mean(found for row in some if (found := value(row)) is not None)) is not None:
+            if (middle := mean(number for row in some if (number := value(row)) is not None)) is not None:
                 first, last = some[0].number, some[-1].number
                 query = RolloutChoice().address(phase=phase, first=first, last=last, sort=sort)
                 title = f"{phase}, rollouts {first} to {last}: {middle:.3f}"

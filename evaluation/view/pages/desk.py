@@ -64,14 +64,16 @@ class ViewDesk:
         Args:
             run: A run's name; empty for all runs; `SEAT` for the questions of the seat.
         """
-        found: list[Any] = []
+        parts: list[Any] = []
         if run == SEAT:
-            found += self.seat.stamp()
+            parts += self.seat.stamp()
         else:
             watched = [self.folder.open(run)] if run else self.folder.runs()[0]
-            for one in watched:
-                found.append((sorted(stamps(one.run.path, rollouts=bool(run)).items()), owner(one.run.path)))
-        return hashlib.sha256(repr(sorted(found, key=repr)).encode()).hexdigest()[:16]
+            for watched_run in watched:
+                parts.append(
+                    (sorted(stamps(watched_run.run.path, rollouts=bool(run)).items()), owner(watched_run.run.path))
+                )
+        return hashlib.sha256(repr(sorted(parts, key=repr)).encode()).hexdigest()[:16]
 
 
 def run_address(run: str) -> str:
@@ -138,8 +140,8 @@ def share(value: float | None) -> str:
 
 def answer(row: RolloutRow) -> list[Text]:
     """A rollout's answer, and below it the key if it is another."""
-    given = Text(row.answer or "none", "good" if row.right else "bad")
-    return [given] if row.right else [given, Text(f" key {row.label}", "quiet")]
+    text = Text(row.answer or "none", "good" if row.right else "bad")
+    return [text] if row.right else [text, Text(f" key {row.label}", "quiet")]
 
 
 def drawn(chart: LineChart) -> Markup:

@@ -24,22 +24,22 @@ def earlier_seconds(snapshot: Snapshot, others: Iterable[Path]) -> dict[str, flo
     Args:
         others: The folders of other runs, newest first.
     """
-    found: dict[str, float] = {}
+    seconds_by_phase: dict[str, float] = {}
     for folder in list(others)[:LOOKED_AT]:
         ledger = folder / LEDGER
         if folder == snapshot.run or not ledger.is_file():
             continue
         seconds, settings = _of(folder, ledger.stat().st_mtime_ns)
         for phase, spent in seconds.items():
-            if phase not in found and _same(phase, settings, snapshot.settings):
-                found[phase] = spent
-    return found
+            if phase not in seconds_by_phase and _same(phase, settings, snapshot.settings):
+                seconds_by_phase[phase] = spent
+    return seconds_by_phase
 
 
-def _same(phase: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def _same(phase: str, settings: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """True if both runs give the phase the same settings."""
-    keys = {key for key in (*one, *other) if key.startswith(f"pipeline.{phase}.") or key in ALSO}
-    return all(one.get(key) == other.get(key) for key in keys)
+    keys = {key for key in (*settings, *other) if key.startswith(f"pipeline.{phase}.") or key in ALSO}
+    return all(settings.get(key) == other.get(key) for key in keys)
 
 
 @lru_cache(maxsize=64)
@@ -47,6 +47,6 @@ def _of(folder: Path, _changed: int) -> tuple[dict[str, float], dict[str, Any]]:
     """Seconds of the finished phases of a run, and its settings; none if it cannot be read."""
     try:
         seconds = phase_seconds(list(read_events(folder / LEDGER)))
-        return seconds, {key: one.value for key, one in read_yaml(folder / "config.yaml").items()}
+        return seconds, {key: entry.value for key, entry in read_yaml(folder / "config.yaml").items()}
     except (ChimeraError, OSError):
         return {}, {}

@@ -56,8 +56,8 @@ class TaskPair:
 
 
 def mean(values: Iterable[float]) -> float | None:
-    found = list(values)
-    return fmean(found) if found else None
+    numbers = list(values)
+    return fmean(numbers) if numbers else None
 
 
 def pair_up(left: Sequence[RolloutRow], right: Sequence[RolloutRow]) -> list[TaskPair]:
@@ -67,8 +67,12 @@ def pair_up(left: Sequence[RolloutRow], right: Sequence[RolloutRow]) -> list[Tas
     """
     there = {(row.task_id, row.repeat, row.label): row for row in right}
     pairs = [
-        TaskPair(one, other, None if None in (one.reward, other.reward) else (other.reward or 0) - (one.reward or 0))
-        for one in {(row.task_id, row.repeat): row for row in left}.values()
-        if (other := there.get((one.task_id, one.repeat, one.label)))
+        TaskPair(
+            left_row,
+            other,
+            None if None in (left_row.reward, other.reward) else (other.reward or 0) - (left_row.reward or 0),
+        )
+        for left_row in {(row.task_id, row.repeat): row for row in left}.values()
+        if (other := there.get((left_row.task_id, left_row.repeat, left_row.label)))
     ]
     return sorted(pairs, key=lambda pair: (pair.difference is None, pair.difference or 0.0, pair.left.task_id))

@@ -36,8 +36,8 @@ def pair_blocks(left: Side, right: Side) -> Iterator[Block]:
     yield Note("Two rollouts side by side", "eyebrow")
     yield Heading(goal(before), 1)
     if before.task_id != after.task_id:
-        asked = after.outputs.get("research_goal") or "not recorded"
-        yield Note(f"These are two tasks: {before.task_id} and {after.task_id}. The right one asks: {asked}", "note")
+        question = after.outputs.get("research_goal") or "not recorded"
+        yield Note(f"These are two tasks: {before.task_id} and {after.task_id}. The right one asks: {question}", "note")
     columns = [Column(""), *(Column(_side_title(*side)) for side in (left, right))]
     yield TableBlock("Two rollouts", columns, side_by_side.lines(side_by_side.view(before, after)), "pair")
 
@@ -52,13 +52,13 @@ def task_blocks(
     left: str, right: str, before: Sequence[RolloutRow], after: Sequence[RolloutRow], change_of: str
 ) -> Iterator[Block]:
     """The tasks of two stages, with what became of their answers."""
-    pairs, runs = pair_up(before, after), [given.partition("/")[0] for given in (left, right)]
-    old, new = Figures.of([one.left for one in pairs]), Figures.of([one.right for one in pairs])
+    pairs, runs = pair_up(before, after), [side.partition("/")[0] for side in (left, right)]
+    old, new = Figures.of([pair.left for pair in pairs]), Figures.of([pair.right for pair in pairs])
     yield Note("The same tasks in two stages", "eyebrow")
     yield Heading(f"{left} and {right}", 1)
     rewards, rights = f"{points(old.reward)} → {points(new.reward)}", f"{share(old.right)} → {share(new.right)}"
     yield FactList([("tasks in both", str(len(pairs))), ("reward", rewards), ("right", rights)], large=True)
-    counts = [("", "all", len(pairs)), *((name, name, sum(one.change == name for one in pairs)) for name in CHANGES)]
+    counts = [("", "all", len(pairs)), *((name, name, sum(pair.change == name for pair in pairs)) for name in CHANGES)]
     query = {"left": left, "right": right}
     choices: list[Inline] = []
     for name, title, count in counts:
@@ -67,10 +67,10 @@ def task_blocks(
     yield Note(joined(choices, "   "))
     columns = [Column(name) for name in ("task", "answers", left, right)]
     columns += [Column("reward", number=True), Column("difference", number=True)]
-    chosen = [one for one in pairs if change_of in ("", one.change)]
+    chosen = [pair for pair in pairs if change_of in ("", pair.change)]
     if not chosen:
         yield Note(Text("No task is in both stages.", "quiet"))
-    yield TableBlock("Tasks in both stages", columns, [_task(one, runs) for one in chosen])
+    yield TableBlock("Tasks in both stages", columns, [_task(pair, runs) for pair in chosen])
 
 
 def _task(pair: TaskPair, runs: Sequence[str]) -> TableLine:
@@ -79,8 +79,8 @@ def _task(pair: TaskPair, runs: Sequence[str]) -> TableLine:
     tone: Mapping[str, Tone] = {"mended": "good", "lost": "bad"}
     cells: list[Inline] = [Text(f"{pair.left.task_id}{repeat}", href=address)]
     cells.append(Text(pair.change, tone.get(pair.change, "quiet")))
-    for run, one in zip(runs, (pair.left, pair.right), strict=True):
-        given = Text(one.answer or "none", "good" if one.right else "bad", rollout_address(run, one.rollout_id))
-        cells.append([given, *answer(one)[1:], Text(f" {one.decision or 'none'}", "quiet")])
+    for run, row in zip(runs, (pair.left, pair.right), strict=True):
+        text = Text(row.answer or "none", "good" if row.right else "bad", rollout_address(run, row.rollout_id))
+        cells.append([text, *answer(row)[1:], Text(f" {row.decision or 'none'}", "quiet")])
     rewards = f"{points(pair.left.reward)} → {points(pair.right.reward)}"
     return TableLine([*cells, rewards, change(pair.difference, "points")])

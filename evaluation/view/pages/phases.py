@@ -79,7 +79,7 @@ def shown_phases(
     phases = [_phase(snapshot, name, running, now, first) for name in names]
     rate = _rate(phases, costs)
     expected = {name: rate * cost for name, cost in costs.items()} if rate is not None else {}
-    return [replace(one, left=_left(one, {**expected, **(earlier or {})}.get(one.name))) for one in phases]
+    return [replace(phase, left=_left(phase, {**expected, **(earlier or {})}.get(phase.name))) for phase in phases]
 
 
 def state_of(phases: Sequence[ShownPhase], *, running: bool, evaluates: bool = False) -> RunState:
@@ -103,13 +103,13 @@ def time_left(phases: Sequence[ShownPhase]) -> tuple[float, list[str]]:
 def phase_seconds(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Seconds that each finished phase took, gate included, since its last start."""
     started: dict[str, float] = {}
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     for event in events:
         if event["event"] == "phase_started":
             started[event["phase"]] = seconds_of(event)
         elif event["event"] == "phase_finished" and event["phase"] in started:
-            found[event["phase"]] = seconds_of(event) - started[event["phase"]]
-    return found
+            seconds[event["phase"]] = seconds_of(event) - started[event["phase"]]
+    return seconds
 
 
 def seconds_of(event: Mapping[str, Any]) -> float:
@@ -126,8 +126,8 @@ def _learns(snapshot: Snapshot, name: str) -> bool:
 
 def _costs(snapshot: Snapshot, names: Sequence[str], first: str | None) -> dict[str, float]:
     """The expected cost of each phase with its gate, in any unit, if the run's plan tells it."""
-    told = [event["costs"] for event in snapshot.events if event["event"] == "planned" and event.get("costs")]
-    costs = {part: cost for one in told for part, cost in one.items()}
+    plans = [event["costs"] for event in snapshot.events if event["event"] == "planned" and event.get("costs")]
+    costs = {part: cost for plan in plans for part, cost in plan.items()}
     return {
         name: costs[name]
         + costs.get(f"{GATE}-{name}", 0.0)
@@ -139,29 +139,31 @@ def _costs(snapshot: Snapshot, names: Sequence[str], first: str | None) -> dict[
 
 def _rate(phases: Sequence[ShownPhase], costs: Mapping[str, float]) -> float | None:
     """Seconds of one unit of cost, from finished phases, else from a running one; None if nothing tells."""
-    spent = [(one.seconds, costs[one.name]) for one in phases if one.state == "finished" and one.name in costs]
-    known = [(seconds, cost) for seconds, cost in spent if seconds is not None and cost]
-    if known:
-        return sum(seconds for seconds, _ in known) / sum(cost for _, cost in known)
-    for one in phases:
-        work = one.works[-1] if one.works else None
-        if one.state == "runs" and work and work.total and work.done and one.seconds and costs.get(one.name):
-            return one.seconds * work.total / work.done / costs[one.name]
+    spent = [
+        (phase.seconds, costs[phase.name]) for phase in phases if phase.state == "finished" and phase.name in costs
+    ]
+    timed = [(seconds, cost) for seconds, cost in spent if seconds is not None and cost]
+    if timed:
+        return sum(seconds for seconds, _ in timed) / sum(cost for _, cost in timed)
+    for phase in phases:
+        work = phase.works[-1] if phase.works else None
+        if phase.state == "runs" and work and work.total and work.done and phase.seconds and costs.get(phase.name):
+            return phase.seconds * work.total / work.done / costs[phase.name]
     return None
 
 
 def _phase(snapshot: Snapshot, name: str, running: bool, now: float, first: str | None) -> ShownPhase:
-    own = [event for event in snapshot.events if event.get("phase") == name]
-    kinds = [event["event"] for event in own]
+    events = [event for event in snapshot.events if event.get("phase") == name]
+    kinds = [event["event"] for event in events]
     state = _state(kinds, running)
-    starts = [seconds_of(event) for event in own if event["event"] == "phase_started"]
-    finished = phase_seconds(own).get(name)
-    until = now if state == "runs" else seconds_of(own[-1]) if own else now
+    starts = [seconds_of(event) for event in events if event["event"] == "phase_started"]
+    finished = phase_seconds(events).get(name)
+    until = now if state == "runs" else seconds_of(events[-1]) if events else now
     seconds = finished if finished is not None else until - starts[-1] if starts else None
     works = tuple(_works(snapshot, name, first=name == first))
-    learned = [event["policy"]["version"] for event in own if "policy" in event]
+    learned = [event["policy"]["version"] for event in events if "policy" in event]
     decided = [kind == WENT_LIVE for kind in kinds if kind in (WENT_LIVE, ROLLED_BACK)]
-    error = str(own[-1].get("error")) if state == "failed" else None
+    error = str(events[-1].get("error")) if state == "failed" else None
     return ShownPhase(
         name=name,
         algorithm=str(snapshot.settings.get(f"pipeline.{name}.algorithm", name)),
@@ -205,8 +207,8 @@ def _works(snapshot: Snapshot, name: str, *, first: bool) -> list[PhaseWork]:
 
 def updates(snapshot: Snapshot, phase: str) -> list[Mapping[str, Any]]:
     """The lines of metrics.jsonl about the phase's updates; of several about one step the last."""
-    found = {line["step"]: line for line in snapshot.lines if line.get("phase") == phase and line.get("step")}
-    return [found[step] for step in sorted(found)]
+    by_step = {line["step"]: line for line in snapshot.lines if line.get("phase") == phase and line.get("step")}
+    return [by_step[step] for step in sorted(by_step)]
 
 
 def _rollouts(settings: Mapping[str, Any]) -> int | None:

@@ -91,12 +91,12 @@ def routes(desk: ViewDesk) -> APIRouter:
 
     @router.get("/pair")
     def pair(request: Request) -> HTMLResponse:
-        given = request.query_params
-        chosen = [f"{given['run']}/{one}" for one in given.getlist("rollout")] if "run" in given else []
-        chosen += [given[side] for side in ("left", "right") if given.get(side)]
+        query = request.query_params
+        chosen = [f"{query['run']}/{rollout_id}" for rollout_id in query.getlist("rollout")] if "run" in query else []
+        chosen += [query[side] for side in ("left", "right") if query.get(side)]
         if len(chosen) != 2:
             raise ConfigError(f"{len(chosen)} rollouts are chosen: choose two")
-        left, right = (_side(desk, one) for one in chosen)
+        left, right = (_side(desk, address) for address in chosen)
         return desk.blocks("Two rollouts", "/ two rollouts", list(pair_blocks(left, right)))
 
     @router.get("/tasks")
@@ -135,7 +135,7 @@ def _options(snapshot: Snapshot) -> dict[str, list[tuple[str, str]]]:
     for row in rows:
         if row.failure is not None:
             failures[row.failure] = failures.get(row.failure, 0) + 1
-    known = {
+    flags = {
         ANY: ("failed", sum(row.failed for row in rows)),
         VETOED: ("vetoed", sum(row.veto is not None for row in rows)),
         UNSCORED: ("no reward", sum(row.reward is None and not row.failed for row in rows)),
@@ -143,14 +143,14 @@ def _options(snapshot: Snapshot) -> dict[str, list[tuple[str, str]]]:
     lost = Counter(row.lost for row in rows)
     decisions = sorted({row.decision or NO_DECISION for row in rows})
     return {
-        "phase": [(name, f"{name} ({len(found)})") for name, found in snapshot.rows.items()],
+        "phase": [(name, f"{name} ({len(phase_rows)})") for name, phase_rows in snapshot.rows.items()],
         "role": [(name, name) for name in snapshot.roles],
         "decision": [(name, name) for name in decisions],
         "right": [("yes", "right"), ("no", "not right")],
         "lost": [(step, f"{step} ({lost[step]})") for step in TITLES if lost[step]],
         "failure": [
-            *((name, f"{word} ({count})") for name, (word, count) in known.items()),
-            *((kind, f"{kind} ({count})") for kind, count in sorted(failures.items(), key=lambda one: -one[1])),
+            *((name, f"{word} ({count})") for name, (word, count) in flags.items()),
+            *((kind, f"{kind} ({count})") for kind, count in sorted(failures.items(), key=lambda pair: -pair[1])),
         ],
     }
 
@@ -190,15 +190,15 @@ def _texts(desk: ViewDesk, run: str, tree: Tree) -> tuple[Any, str | None]:
         return {}, f"Tokens are shown by their ids, because the run's settings cannot be read: {error}"
 
 
-def _side(desk: ViewDesk, given: str) -> Side:
+def _side(desk: ViewDesk, address: str) -> Side:
     """One side of a pair, from "run/rollout": its run, its row and its record."""
-    run, _, rollout_id = given.partition("/")
+    run, _, rollout_id = address.partition("/")
     return run, *_record(desk, run, rollout_id)[1:]
 
 
-def _stage(desk: ViewDesk, given: str) -> tuple[str, list[RolloutRow]]:
+def _stage(desk: ViewDesk, address: str) -> tuple[str, list[RolloutRow]]:
     """A stage's rollouts from "run/phase"; raises RunError if there is no such run, or it has no such phase."""
-    run, _, phase = given.partition("/")
+    run, _, phase = address.partition("/")
     rows = desk.folder.open(run).look().rows
     if phase not in rows:
         raise RunError(f"run {run!r} has no rollouts of {phase[:80]!r}: there are {', '.join(rows) or 'none'}")
@@ -209,10 +209,10 @@ def _head(snapshot: Snapshot, row: RolloutRow, record: RolloutRecord, tree: Tree
     """A rollout's question, its outcome, and the other rollouts of its task."""
     run, stage = snapshot.name, f"phase={row.phase}"
     phase = snapshot.rows[row.phase]
-    place = next(number for number, one in enumerate(phase) if one.rollout_id == row.rollout_id)
-    beside = [("previous", phase[place - 1])] if place else []
-    beside += [("next", phase[place + 1])] if place + 1 < len(phase) else []
-    links = [[" · ", Text(word, href=rollout_address(run, one.rollout_id))] for word, one in beside]
+    place = next(number for number, other in enumerate(phase) if other.rollout_id == row.rollout_id)
+    neighbours = [("previous", phase[place - 1])] if place else []
+    neighbours += [("next", phase[place + 1])] if place + 1 < len(phase) else []
+    links = [[" · ", Text(word, href=rollout_address(run, neighbour.rollout_id))] for word, neighbour in neighbours]
     yield Note([f"Rollout {record.rollout_id}, task {record.task_id}", *chain.from_iterable(links)], "eyebrow")
     yield Heading(goal(record), 1)
     yield summary(record, "#parts")
@@ -223,7 +223,7 @@ def _head(snapshot: Snapshot, row: RolloutRow, record: RolloutRecord, tree: Tree
     if record.veto:
         yield Note(f"Vetoed by {record.veto}", "note")
     yield from (Note(text, "note") for text in (*tree.notes, note) if text)
-    siblings = [one for one in snapshot.by_task[row.task_id] if one.rollout_id != row.rollout_id]
+    siblings = [other for other in snapshot.by_task[row.task_id] if other.rollout_id != row.rollout_id]
     about = FactList([fact for fact in facts(tree) if fact[0] not in ("error", "vetoed by")])
     others = [_siblings(run, record.rollout_id, siblings)] if siblings else []
     yield Fold(f"About it, and other rollouts of this task ({len(siblings)})", [about, *others])
@@ -235,12 +235,12 @@ def _siblings(run: str, rollout_id: str, rows: Sequence[RolloutRow]) -> TableBlo
     lines = [
         TableLine(
             [
-                [one.phase, Text(f"repeat {one.repeat}" if one.repeat else "", small=True)],
-                Text(one.rollout_id, href=rollout_address(run, one.rollout_id)),
-                *(answer(one), toned(one.decision or "none"), points(one.reward)),
-                Text("side by side", href=pair_address(run, rollout_id, run, one.rollout_id)),
+                [row.phase, Text(f"repeat {row.repeat}" if row.repeat else "", small=True)],
+                Text(row.rollout_id, href=rollout_address(run, row.rollout_id)),
+                *(answer(row), toned(row.decision or "none"), points(row.reward)),
+                Text("side by side", href=pair_address(run, rollout_id, run, row.rollout_id)),
             ]
         )
-        for one in rows
+        for row in rows
     ]
     return TableBlock("Other rollouts of this task", columns, lines)

@@ -50,15 +50,15 @@ def routes(desk: ViewDesk) -> APIRouter:
     @router.get("/")
     def runs(q: str = "", page: int = 1) -> HTMLResponse:
         stamp = desk.stamp("")
-        found, odd = desk.folder.runs()
-        wanted = q.strip().lower()
-        fitting = [one for one in found if wanted in one.run.name.lower() or _used(one, wanted)]
+        watched_runs, odd = desk.folder.runs()
+        search = q.strip().lower()
+        fitting = [watched for watched in watched_runs if search in watched.run.name.lower() or _used(watched, search)]
         first = PAGE * (max(1, page) - 1)
-        listed = [listed_run(one) for one in fitting[first : first + PAGE]]
-        waiting = sum(one.state == "waits" for one in desk.seat.questions())
+        listed = [listed_run(watched) for watched in fitting[first : first + PAGE]]
+        waiting = sum(question.state == "waits" for question in desk.seat.questions())
         return desk.page(
             "runs.html.j2", stamp=stamp, runs=listed, odd=odd, folders=desk.folder.folders(), folder=desk.folder.path,
-            q=q, all=len(found), fitting=len(fitting), page=max(1, page), pages=max(1, -(-len(fitting) // PAGE)),
+            q=q, all=len(watched_runs), fitting=len(fitting), page=max(1, page), pages=max(1, -(-len(fitting) // PAGE)),
             waiting=waiting,
         )  # fmt: skip
 
@@ -74,7 +74,9 @@ def routes(desk: ViewDesk) -> APIRouter:
         left, right = (desk.folder.open(name).look() for name in names)
         return desk.page(
             "compare.html.j2", left=left, right=right, sides=_sides(left, right), differs=_differs(left, right),
-            charts=[(one.name, outcome_drawings(one, partial(rollouts_address, one.name))) for one in (left, right)],
+            charts=[
+                (side.name, outcome_drawings(side, partial(rollouts_address, side.name))) for side in (left, right)
+            ],
         )  # fmt: skip
 
     return router
@@ -86,8 +88,8 @@ def listed_run(watched: WatchedRun) -> ListedRun:
     evaluates = writer is not None and writer.evaluates
     running = writer is not None and not evaluates
     phases = shown_phases(snapshot, running=running, now=time.time())
-    kept = [one.phase for one in decisions(snapshot) if one.live]
-    stages = [f"{GATE}-{name}" for name in (BASE, *kept) if snapshot.rows.get(f"{GATE}-{name}")]
+    live_phases = [decision.phase for decision in decisions(snapshot) if decision.live]
+    stages = [f"{GATE}-{name}" for name in (BASE, *live_phases) if snapshot.rows.get(f"{GATE}-{name}")]
     ends = (stages[0], stages[-1]) if stages else None
     first, last = (Figures.of(snapshot.rows[name]) for name in ends) if ends else (None, None)
     return ListedRun(
@@ -108,8 +110,8 @@ def _run_values(desk: ViewDesk, name: str) -> dict[str, Any]:
     snapshot, writer = watched.look(), owner(watched.run.path)
     evaluates = writer is not None and writer.evaluates
     running = writer is not None and not evaluates
-    others = [one.run for one in desk.folder.runs()[0] if one.run.name != name]
-    earlier = earlier_seconds(snapshot, [one.path for one in others]) if running else {}
+    others = [other_run.run for other_run in desk.folder.runs()[0] if other_run.run.name != name]
+    earlier = earlier_seconds(snapshot, [other.path for other in others]) if running else {}
     phases = shown_phases(snapshot, running=running, now=time.time(), earlier=earlier)
     left, unknown = time_left(phases)
 
@@ -133,7 +135,7 @@ def _run_values(desk: ViewDesk, name: str) -> dict[str, Any]:
         "small_charts": [*outcome_drawings(snapshot, address)[1:], *part_drawings(snapshot, address)],
         "update_charts": update_drawings(snapshot, address),
         "report": (watched.run.path / "report" / "index.html").is_file(),
-        "others": [one.name for one in others],
+        "others": [other.name for other in others],
         "choice": RolloutChoice(),
     }
 
@@ -145,20 +147,20 @@ def _created(watched: WatchedRun) -> str | None:
         return None
 
 
-def _used(watched: WatchedRun, wanted: str) -> bool:
+def _used(watched: WatchedRun, search: str) -> bool:
     """True if one of the run's settings is `key=value` as wanted, or holds the wanted text."""
     settings = watched.settings()
-    return any(wanted in f"{key}={value}".lower() for key, value in settings.items()) if wanted else True
+    return any(search in f"{key}={value}".lower() for key, value in settings.items()) if search else True
 
 
 def _sides(left: Snapshot, right: Snapshot) -> list[dict[str, Any]]:
     """The stages of both runs, those of both with what became of the same tasks."""
-    found = []
+    sides = []
     for phase in dict.fromkeys((*left.rows, *right.rows)):
         rows = left.rows.get(phase, ()), right.rows.get(phase, ())
         pairs = pair_up(*rows)
         differences = [pair.difference for pair in pairs if pair.difference is not None]
-        found.append(
+        sides.append(
             {
                 "phase": phase,
                 "left": Figures.of(rows[0]) if rows[0] else None,
@@ -169,10 +171,10 @@ def _sides(left: Snapshot, right: Snapshot) -> list[dict[str, Any]]:
                 "lost": sum(pair.change == "lost" for pair in pairs),
             }
         )
-    return found
+    return sides
 
 
 def _differs(left: Snapshot, right: Snapshot) -> list[tuple[str, Any, Any]]:
     keys = sorted({*left.settings, *right.settings} - {"runs_dir"})
     pairs = ((key, left.settings.get(key, "not set"), right.settings.get(key, "not set")) for key in keys)
-    return [one for one in pairs if one[1] != one[2]]
+    return [pair for pair in pairs if pair[1] != pair[2]]

@@ -32,8 +32,8 @@ def routes(desk: ViewDesk) -> APIRouter:
 
     @router.post("/seat/{name}")
     async def verdict(name: str, request: Request) -> Response:
-        said = verdict_of(await _form(request))
-        await run_in_threadpool(desk.seat.say, name, said)
+        person_verdict = verdict_of(await _form(request))
+        await run_in_threadpool(desk.seat.say, name, person_verdict)
         return RedirectResponse(seat_address(name), status_code=303)
 
     return router
@@ -45,11 +45,11 @@ def verdict_of(form: dict[str, str]) -> PersonVerdict:
     Raises:
         ConfigError: It is not complete.
     """
-    given: dict[str, str | None] = {"action": form.get("action"), "reason": form.get("reason", "").strip()}
-    if given["action"] == "edit":
-        given |= {"decision": form.get("decision") or None, "answer": form.get("answer", "").strip() or None}
+    fields: dict[str, str | None] = {"action": form.get("action"), "reason": form.get("reason", "").strip()}
+    if fields["action"] == "edit":
+        fields |= {"decision": form.get("decision") or None, "answer": form.get("answer", "").strip() or None}
     try:
-        return PersonVerdict.model_validate(given)
+        return PersonVerdict.model_validate(fields)
     except ValidationError as error:
         raise ConfigError(
             f"this verdict cannot be given: {error.errors()[0]['msg'].removeprefix('Value error, ')}"

@@ -66,12 +66,12 @@ class GateDecision:
 
 def decisions(snapshot: Snapshot) -> list[GateDecision]:
     """The decisions of a run in their order."""
-    found: list[GateDecision] = []
+    gate_decisions: list[GateDecision] = []
     for event in snapshot.events:
         if event["event"] in (WENT_LIVE, ROLLED_BACK):
             phase = str(event["phase"])
             rows = snapshot.gates.get(phase, {}).get("comparisons", ())
-            found.append(
+            gate_decisions.append(
                 GateDecision(
                     phase=phase,
                     policy=str(event["policy"]["version"]),
@@ -81,7 +81,7 @@ def decisions(snapshot: Snapshot) -> list[GateDecision]:
                     verdicts=tuple(_verdict(row) for row in rows),
                 )
             )
-    return found
+    return gate_decisions
 
 
 def _verdict(row: Mapping[str, Any]) -> Verdict:

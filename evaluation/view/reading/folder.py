@@ -31,24 +31,24 @@ class RunsFolder:
 
     def runs(self) -> tuple[list[WatchedRun], list[OddFolder]]:
         """The runs, newest first, and the folders that are not opened."""
-        found: list[WatchedRun] = []
+        watched_runs: list[WatchedRun] = []
         odd: list[OddFolder] = []
         for run in reversed(list_runs(self.path)):
             try:
-                found.append(self.open(run.name))
+                watched_runs.append(self.open(run.name))
             except RunError as error:
                 odd.append(OddFolder(run.name, str(error)))
-        return found, odd
+        return watched_runs, odd
 
     def read_newest(self) -> None:
         """Read the newest run, which is likely to be opened first."""
-        for one in self.runs()[0][:1]:
-            one.look()
+        for newest in self.runs()[0][:1]:
+            newest.look()
 
     def folders(self) -> dict[str, int]:
         """Folders that hold runs of their own, such as a study's, with the number of these runs."""
         below = sorted(self.path.iterdir()) if self.path.is_dir() else []
-        return {one.name: len(list_runs(one)) for one in below if one.is_dir() and any(one.glob("*/config.yaml"))}
+        return {path.name: len(list_runs(path)) for path in below if path.is_dir() and any(path.glob("*/config.yaml"))}
 
     def open(self, name: str) -> WatchedRun:
         """The run `name`.

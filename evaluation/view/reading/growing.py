@@ -24,16 +24,16 @@ class GrowingFile:
             OSError: The file cannot be read.
         """
         try:
-            found = self.path.stat()
+            status = self.path.stat()
         except FileNotFoundError:
             gone, self._file, self._end = self._file is not None, None, 0
             return gone, []
-        here = found.st_dev, found.st_ino
-        again = self._file is not None and (here != self._file or found.st_size < self._end)
+        here = status.st_dev, status.st_ino
+        again = self._file is not None and (here != self._file or status.st_size < self._end)
         if again:
             self._end = 0
         self._file = here
-        return again, self._read() if found.st_size > self._end else []
+        return again, self._read() if status.st_size > self._end else []
 
     def _read(self) -> list[tuple[int, bytes]]:
         lines: list[tuple[int, bytes]] = []

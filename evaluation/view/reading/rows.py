@@ -64,18 +64,18 @@ class RolloutRow:
     @property
     def calls(self) -> int:
         """Its model calls, without the judge's."""
-        return sum(one.get("calls", 0) for one in self.visits.values())
+        return sum(visit.get("calls", 0) for visit in self.visits.values())
 
     @property
     def roles(self) -> dict[str, tuple[int, int, int]]:
         """Visits, model calls and tokens of each role that took part."""
-        found: dict[str, tuple[int, int, int]] = {}
-        for key, one in self.visits.items():
+        by_role: dict[str, tuple[int, int, int]] = {}
+        for key, visit in self.visits.items():
             role = role_of(key)
-            before = found.get(role, (0, 0, 0))
-            tokens = one.get("prompt", 0) + one.get("completion", 0)
-            found[role] = before[0] + 1, before[1] + one.get("calls", 0), before[2] + tokens
-        return found
+            before = by_role.get(role, (0, 0, 0))
+            tokens = visit.get("prompt", 0) + visit.get("completion", 0)
+            by_role[role] = before[0] + 1, before[1] + visit.get("calls", 0), before[2] + tokens
+        return by_role
 
 
 def role_of(visit: str) -> str:

@@ -78,10 +78,10 @@ class Snapshot:
 
     @cached_property
     def by_task(self) -> Mapping[str, Sequence[RolloutRow]]:
-        found: defaultdict[str, list[RolloutRow]] = defaultdict(list)
+        rows_by_task: defaultdict[str, list[RolloutRow]] = defaultdict(list)
         for row in self.all_rows:
-            found[row.task_id].append(row)
-        return found
+            rows_by_task[row.task_id].append(row)
+        return rows_by_task
 
 
 @dataclass
@@ -121,10 +121,10 @@ class WatchedRun:
             faults += [fault for phase in self._phases.values() for fault in phase.faults]
             self._seen = now
             unordered = sorted((name for name in self._phases if name not in self._order), key=_place(events))
-            known = [*(name for name in self._order if name in self._phases), *unordered]
+            names = [*(name for name in self._order if name in self._phases), *unordered]
             self._snapshot = Snapshot(
                 self.run.path,
-                {name: list(self._phases[name].rows.values()) for name in known},
+                {name: list(self._phases[name].rows.values()) for name in names},
                 events,
                 list(self._lines),
                 self._gates(faults),
@@ -143,15 +143,15 @@ class WatchedRun:
                 self._order.setdefault(of[1].decode())
                 continue
             try:
-                found = parse_json(line)
+                row = parse_json(line)
             except ValueError:
                 continue  # Its own readers name the line; here it is one point of a curve.
-            if isinstance(found, dict) and found.get("phase") != ROLLOUT:
-                self._lines.append(found)
+            if isinstance(row, dict) and row.get("phase") != ROLLOUT:
+                self._lines.append(row)
 
     def _read_rollouts(self) -> None:
         there = {file.stem: file for file in sorted((self.run.path / "rollouts").glob("*.jsonl"))}
-        self._phases = {name: one for name, one in self._phases.items() if name in there}
+        self._phases = {name: phase for name, phase in self._phases.items() if name in there}
         for name, file in there.items():
             if SAFE_NAME.fullmatch(name) and inside(file, self.run.path):
                 self._grow(name, self._phases.setdefault(name, _Phase(GrowingFile(file))))
@@ -177,14 +177,14 @@ class WatchedRun:
             phase.rows[row.rollout_id] = row  # Of several records of one rollout the last counts.
 
     def _gates(self, faults: list[str]) -> dict[str, Mapping[str, Any]]:
-        found: dict[str, Mapping[str, Any]] = {}
+        gates: dict[str, Mapping[str, Any]] = {}
         for file in sorted((self.run.path / GATE).glob("*.json")):
             if inside(file, self.run.path):
                 try:
-                    found[file.stem] = read_json_object(file)
+                    gates[file.stem] = read_json_object(file)
                 except (OSError, ValueError) as error:
                     faults.append(f"{GATE}/{file.name} cannot be read: {error}")
-        return found
+        return gates
 
     def settings(self) -> Mapping[str, Any]:
         """The configuration by dotted key; empty if it cannot be read."""
@@ -208,8 +208,8 @@ def _place(events: Sequence[Mapping[str, Any]]) -> Callable[[str], tuple[bool, s
     def place(name: str) -> tuple[bool, str, int, str]:
         of_evaluation = EVALUATED.match(name)
         stage = name.removeprefix(of_evaluation[0] if of_evaluation else f"{GATE}-")
-        known = [one for one in order if stage == one or stage.startswith(f"{one}-")]
-        at = order.index(max(known, key=len)) if known else len(order)
+        phases = [phase for phase in order if stage == phase or stage.startswith(f"{phase}-")]
+        at = order.index(max(phases, key=len)) if phases else len(order)
         return of_evaluation is not None, of_evaluation[1] if of_evaluation else "", at, name
 
     return place
@@ -217,7 +217,7 @@ def _place(events: Sequence[Mapping[str, Any]]) -> Callable[[str], tuple[bool, s
 
 @lru_cache(maxsize=512)
 def _settings(file: Path, _changed: int) -> Mapping[str, Any]:
-    return {key: one.value for key, one in read_yaml(file).items()}
+    return {key: setting.value for key, setting in read_yaml(file).items()}
 
 
 def inside(file: Path, folder: Path) -> bool:
@@ -228,12 +228,12 @@ def inside(file: Path, folder: Path) -> bool:
 def stamps(run: Path, *, rollouts: bool = True) -> dict[str, Any]:
     """Size and time of the files that a page is made of; the list of runs leaves those of rollouts out."""
     files = [run / LEDGER, run / "metrics.jsonl", run / "config.yaml", run / "report" / "index.html"]
-    found: dict[str, Any] = {}
+    by_file: dict[str, Any] = {}
     growing = (*run.glob("rollouts/*.jsonl"), *run.glob(CALLS)) if rollouts else ()
     for file in (*files, *growing, *run.glob(f"{GATE}/*.json")):
         try:
             about = file.stat()
         except OSError:
             continue  # Not there yet, or no longer.
-        found[str(file)] = about.st_size, about.st_mtime_ns, about.st_ino
-    return found
+        by_file[str(file)] = about.st_size, about.st_mtime_ns, about.st_ino
+    return by_file

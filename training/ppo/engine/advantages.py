@@ -57,7 +57,7 @@ def estimate(
     Args:
         token_rewards: (B, T), see `at_last_token`.
         mask: (B, T); 1.0 for tokens of the response.
-        groups: Group of each response, see `ppo_steps.group_of`; for grpo and rloo.
+        groups: Group of each response, see `training.ppo.steps.group_of`; for grpo and rloo.
         values: (B, T) value of each token's state, for gae.
         gamma: Discount per token, for gae and reinforce_plus_plus.
         lam: Lambda of gae.
