@@ -61,12 +61,10 @@ import asyncio, json, sys
 from pathlib import Path
 
 from chimera.config.sections.models import ModelConfig, SLOTS, ServingConfig
-
 from chimera.config.tree import Config
 from chimera.run.directory import Run
 from chimera.serving.process import serve
 from training.tune.process import TuningProcess
-from training.watch.wandb.sink import open_sinks
 from training.watch.wandb.mirror import wandb_mirror
 
 folder = Path(sys.argv[1])
