@@ -57,3 +57,7 @@ GONE: Mapping[str, str] = {
     "cluster.cpus_per_runner": "it is now cluster.cpus_per_actor",
 }
 """What became of the settings, and sections, of earlier versions."""
+OF_RUN = dict.fromkeys(
+    GONE, "an earlier version of Chimera made this run; read it with that version (environment.json names its commit)"
+)
+"""The same for the settings of a run."""

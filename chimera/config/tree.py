@@ -9,7 +9,7 @@ from typing import Any, Self
 from pydantic import Field, field_validator, model_validator
 
 from chimera.config.loader import ConfigSection, When, check_keys, effective, overlay, validate, without_effect
-from chimera.config.names_elsewhere import GONE, NAMES, OPTIONS
+from chimera.config.names_elsewhere import GONE, NAMES, OF_RUN, OPTIONS
 from chimera.config.pipeline import (
     DEFAULT,
     SETTINGS_OF,
@@ -218,8 +218,8 @@ def load_config(
     tree = _shape(overlay(file, command_line), phases, settings_of)
     if trial:
         file |= trial_sizes(file, tree)
-    checked = [check_keys(tree, settings, NAMES, OPTIONS, GONE) for settings in (file, command_line)]
-    settings = _inherit(overlay(*checked))
+    file = check_keys(tree, file, NAMES, OPTIONS, OF_RUN if recorded else GONE)
+    settings = _inherit(overlay(file, check_keys(tree, command_line, NAMES, OPTIONS, GONE)))
     config = validate(tree, settings, {SETTINGS_OF: settings_of})
     for setting, sentence in without_effect(config, settings):
         if setting.place == COMMAND_LINE:

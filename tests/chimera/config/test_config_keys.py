@@ -84,6 +84,12 @@ def test_a_key_of_an_earlier_version_is_answered_with_what_became_of_it(tmp_path
         assert str(caught.value) == f"unknown key {key} {place}: {became}"
 
 
+def test_a_run_of_an_earlier_version_is_read_with_that_version(tmp_path: Path):
+    file = written(tmp_path, "gate: {confidence: 0.9}\n")
+    with refused(ConfigError, "gate.confidence", f"{file}:1", "with that version", "environment.json"):
+        load_config(file, recorded=True)
+
+
 def test_every_key_is_read_by_some_code():
     words: set[str] = set()
     for file in (
