@@ -5,6 +5,7 @@ pipeline:
   mine: {algorithm: "examples.my_algorithm:Mine", roles: juniors}
 """
 
+from operator import attrgetter
 from typing import ClassVar
 
 from chimera.run.policies import Part
@@ -31,13 +32,11 @@ class Mine:
             pool = [candidate for episode in await bench.episodes() for candidate in candidates(episode, plan.roles)]
             version = bench.versions[plan.slot]
             current = [candidate for candidate in pool if candidate.conversation.weights_version == version]
-            highest: dict[str, float] = {}
-            for candidate in current:
-                task, reward = candidate.record.task_id, candidate.reward
-                highest[task] = max(reward, highest.get(task, reward))
+            highest = {
+                candidate.record.task_id: candidate.reward for candidate in sorted(current, key=attrgetter("reward"))
+            }
             best = [candidate for candidate in current if candidate.reward == highest[candidate.record.task_id]]
-            stale = len(pool) - len(current)
-            bench.view.note(f"{plan.name}: {len(best)} of {len(current)}; {stale} are by other weights")
+            bench.view.note(f"{plan.name}: {len(best)} of {len(current)}; {len(pool) - len(current)} by other weights")
             return select(best, render, settings, plan.name)
 
         return await bench.fine_tune(plan, settings, choose)

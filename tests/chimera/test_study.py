@@ -18,6 +18,7 @@ from chimera.run.directory import Run
 from chimera.run.jsonl import read_lines
 from chimera.run.policies import WENT_LIVE, Policy
 from chimera.study import main
+from training.algorithms.bandit_settings import BanditSettings
 
 LONG = 200
 """Seconds: far beyond what anything here takes, on a busy machine too."""
@@ -39,7 +40,7 @@ def trained(scripted_run, scripted_openai, tmp_path):
         with Run.create(f"data0-seed{seed}", config) as run:
             run.ledger("phase_started", phase="bandit", policy_versions=began)
             supervisor = Policy("choice", "Supervisor", "Supervisor@bandit", "models/Supervisor/bandit")
-            BanditPolicy(Settings.of(config.pipeline["bandit"], seed)).save(run.path / supervisor.folder)
+            BanditPolicy(Settings.of(BanditSettings(), seed)).save(run.path / supervisor.folder)
             run.ledger(WENT_LIVE, phase="bandit", policy=supervisor.dump())
             run.ledger("phase_finished", phase="bandit")
     return folder

@@ -26,8 +26,9 @@ def offline(tmp_path_factory):
     """A run that was shown offline."""
     folder = tmp_path_factory.mktemp("runs")
     notes: list[str] = []
-    config = config_for(folder, protocols=2)
-    with Run.create("shown", config) as run:
+    config = config_for(folder)
+    with pytest.MonkeyPatch.context() as patch, Run.create("shown", config) as run:
+        patch.setattr("training.watch.wandb.feed.PROTOCOL_ROWS", 2)
         mirrored(run, config, {}, notes)
     (file,) = offline_files(run)
     return SimpleNamespace(run=run, config=config, notes=notes, data=read_offline(file))
