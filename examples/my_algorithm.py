@@ -29,14 +29,12 @@ class Mine:
         """Select, train, and leave the new weights to the gate."""
 
         async def choose(render: Render) -> Selected:
-            pool = [candidate for episode in await bench.episodes() for candidate in candidates(episode, plan.roles)]
-            version = bench.versions[plan.slot]
-            current = [candidate for candidate in pool if candidate.conversation.weights_version == version]
-            highest = {
-                candidate.record.task_id: candidate.reward for candidate in sorted(current, key=attrgetter("reward"))
-            }
-            best = [candidate for candidate in current if candidate.reward == highest[candidate.record.task_id]]
-            bench.view.note(f"{plan.name}: {len(best)} of {len(current)}; {len(pool) - len(current)} by other weights")
+            pool = [case for episode in await bench.episodes() for case in candidates(episode, plan.roles)]
+            current = [case for case in pool if case.conversation.weights_version == bench.versions[plan.slot]]
+            best_last = sorted(current, key=attrgetter("reward"))
+            highest = {case.record.task_id: case.reward for case in best_last}
+            best = [case for case in current if case.reward == highest[case.record.task_id]]
+            bench.view.note(f"{plan.name}: {len(best)} of {len(current)} by live weights, {len(pool)} in all")
             return select(best, render, settings, plan.name)
 
         return await bench.fine_tune(plan, settings, choose)
