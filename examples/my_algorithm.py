@@ -34,9 +34,7 @@ class Mine:
             best_last = sorted(current, key=attrgetter("reward"))
             highest = {case.record.task_id: case.reward for case in best_last}
             best = [case for case in current if case.reward == highest[case.record.task_id]]
-            bench.view.note(
-                f"{plan.name}: {len(best)} of {len(current)}; {len(pool) - len(current)} are by other weights"
-            )
+            bench.view.note(f"{plan.name}: {len(best)} of {len(current)}; {len(pool) - len(current)} by other weights")
             return select(best, render, settings, plan.name)
 
         return await bench.fine_tune(plan, settings, choose)

@@ -84,7 +84,7 @@ def test_the_example_learns_from_the_best_rollout_of_each_task(ran):
     rows = [json.loads(line) for line in (ran.run.path / "phases/mine/examples.jsonl").open()]
     assert rows
     assert all(row["reward"] == rewards[row["task_id"]] for row in rows)
-    assert "0 are by other weights" in ran.output
+    assert "0 by other weights" in ran.output
 
 
 def test_the_example_fits_a_page():
