@@ -13,24 +13,9 @@ from agentlightning.utils.otel import flatten_attributes
 
 from chimera.core.errors import RunError
 from evaluation.traces import spans as plain_spans
-from evaluation.traces.calls import TracedCall, last_outcome, model_calls, outcome, untraced, visits
+from evaluation.traces.calls import TracedCall, model_calls, visits
 from evaluation.traces.spans import EXCHANGE, OPERATION, RAW, Span
 from training.learning.adapter import without_nothing
-
-__all__ = [
-    "EXCHANGE",
-    "TracedCall",
-    "as_instrumented",
-    "last_outcome",
-    "model_calls",
-    "outcome",
-    "plain",
-    "read",
-    "untraced",
-    "visits",
-    "without_nothing",
-    "write",
-]
 
 _LEFT_OUT = ("resource", "context", "parent")
 

@@ -32,12 +32,8 @@ def record(run, number, version="nano@0", **other):
     messages = opening(
         ROLES[REFINER], f"Is it so in {number}?", sources=[{"id": "a", "text": READ}], hypothesis=selected
     )
-    choice = {
-        "index": 0,
-        "message": {"role": "assistant", "content": answer()},
-        "token_ids": [7],
-        "finish_reason": "stop",
-    }
+    message = {"role": "assistant", "content": answer()}
+    choice = {"index": 0, "message": message, "token_ids": [7], "finish_reason": "stop"}
     request = {"model": "refiner", "messages": messages, "response_format": {"type": "json_object"}}
     response = {"id": name, "choices": [choice], "prompt_token_ids": [number, 5], "weights_version": version}
     call = ModelCall(REFINER, "refiner", 1, 1, name, version, "stop", 2, 1, 0.1, True, False)

@@ -1,14 +1,18 @@
 """A run made by hand, with its evaluation: what each figure of its report must be can be computed beside it."""
 
+import io
 from html.parser import HTMLParser
 
 import numpy as np
+from rich.console import Console
 
 from chimera.run.directory import Run
 from chimera.run.jsonl import append_line
 from chimera.run.policies import Policy
+from chimera.show import terminal
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import Plan, PlannedTask, Stage
+from evaluation.report.content.head import brief
 from evaluation.scores.judge import CRITERIA
 from training.configuration import load_config
 
@@ -177,3 +181,10 @@ class Reader(HTMLParser):
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
+
+
+def printed(report, width=200):
+    """What the terminal shows of a report."""
+    console = Console(width=width, record=True, file=io.StringIO())
+    terminal.show(console, list(brief(report)))
+    return console.export_text()

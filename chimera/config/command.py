@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from chimera.config.loader import ConfigSection, Key, absent, effective, keys, sections, tables
+from chimera.config.loader import ConfigSection, Key, absent, effective, keys, sections, tables, within
 from chimera.config.names_elsewhere import NAMES
 from chimera.config.tree import Config, dump_config
 from chimera.core.cli import add_config_arguments, config_from, parse_arguments
@@ -60,9 +60,9 @@ def _first_of_each(config: Config) -> Iterator[Row]:
     whole = {path: f"as {earlier}" for path, earlier in entries.items() if earlier} | WEIGHTS
     shown: set[str] = set()
     for key in keys(config):
-        path = next((path for path in whole if key.name.startswith(f"{path}.")), None)
+        path = within(key.name, whole)
         if path is None:
-            if not any(f"{key.name}.".startswith(f"{name}.") for name in hidden):
+            if within(key.name, hidden) is None:
                 yield _row(key)
         elif path not in shown:
             shown.add(path)

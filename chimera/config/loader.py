@@ -5,7 +5,7 @@ This module does not know Chimera's own keys: `chimera.config.tree` declares the
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -162,15 +162,16 @@ def validate(tree: Tree, settings: Mapping[str, Setting], context: Mapping[str, 
         ConfigError: a wrong type or value; names the key, the value, the place and what is allowed.
     """
     nested = tree.model_dump(mode="json")
-    for mapping in _mappings(tree):
-        if any(_within(key, [mapping]) for key in settings):
+    mappings = _mappings(keys(tree))
+    for mapping in {within(key, mappings) for key in settings}:
+        if mapping is not None:
             _put(nested, mapping, {})  # One that is set takes nothing from the defaults.
     for key, setting in settings.items():
         try:
             json.dumps(setting.value, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{key} {setting.place} is neither text, finite number, list nor true/false") from error
-        _put(nested, key, {} if setting.value is None and key in _mappings(tree) else setting.value)
+        _put(nested, key, {} if setting.value is None and key in mappings else setting.value)
     try:
         return type(tree).model_validate_json(json.dumps(nested), strict=True, context=context)
     except ValidationError as error:
@@ -188,10 +189,10 @@ def _put(nested: dict[str, Any], key: str, value: Any) -> None:
 
 def without_effect(config: ConfigSection, settings: Mapping[str, Setting]) -> Iterator[tuple[Setting, str]]:
     """Each setting of a key that does not exist beside the others, with a sentence. A null sets nothing: left out."""
-    for key, reason in absent(config).items():
-        for name, setting in settings.items():
-            if f"{name}.".startswith(f"{key}.") and setting.value is not None:
-                yield setting, f"{name} {setting.place} has no effect because {reason}: remove it"
+    reasons = absent(config)
+    for name, setting in settings.items():
+        if setting.value is not None and (key := within(name, reasons)):
+            yield setting, f"{name} {setting.place} has no effect because {reasons[key]}: remove it"
 
 
 def absent(section: ConfigSection, prefix: str = "") -> dict[str, str]:
@@ -200,9 +201,8 @@ def absent(section: ConfigSection, prefix: str = "") -> dict[str, str]:
     for name, field in type(section).model_fields.items():
         for when in (item for item in field.metadata if isinstance(item, When)):
             if not when.holds(value := getattr(section, when.key)):
-                reasons[f"{prefix}{name}"] = (
-                    f"{prefix}{when.key} is {_plain(value)} (it needs {when.key} {when.values})"
-                )
+                reason = f"{prefix}{when.key} is {_plain(value)} (it needs {when.key} {when.values})"
+                reasons.setdefault(f"{prefix}{name}", reason)
     for name, below in sections(section).items():
         if f"{prefix}{name}" not in reasons:
             reasons |= absent(below, f"{prefix}{name}.")
@@ -227,14 +227,18 @@ def effective(section: ConfigSection) -> dict[str, Any]:
     return values
 
 
-def _mappings(tree: ConfigSection) -> list[str]:
+def _mappings(table: Iterable[Key]) -> set[str]:
     """The keys that take a mapping of any names."""
-    return [key.name for key in keys(tree) if isinstance(key.default, dict)]
+    return {key.name for key in table if isinstance(key.default, dict)}
 
 
-def _within(key: str, names: Iterable[str]) -> str | None:
-    """The one of `names` that is `key` or lies above it."""
-    return next((name for name in names if f"{key}.".startswith(f"{name}.")), None)
+def within(key: str, names: Container[str]) -> str | None:
+    """The one of `names` that is `key` or lies above it, the nearest first; None if there is none."""
+    while key not in names:
+        key, dot, _ = key.rpartition(".")
+        if not dot:
+            return None
+    return key
 
 
 def check_keys(
@@ -256,10 +260,11 @@ def check_keys(
     """
     if not settings:
         return {}
-    names, free = [key.name for key in keys(tree)], _mappings(tree)
+    table = [*keys(tree)]
+    names, mappings = [key.name for key in table], _mappings(table)
     checked: dict[str, Setting] = {}
     for key, setting in settings.items():
-        if key in names or _within(key, free):
+        if key in names or within(key, mappings):
             checked[key] = setting
         elif any(name.startswith(f"{key}.") for name in names):
             if setting.value not in (None, {}):
@@ -271,8 +276,8 @@ def check_keys(
         else:
             if key in options:
                 raise ConfigError(f"unknown key {key} {setting.place}: it is no setting but {options[key]}")
-            if became := next((text for old, text in gone.items() if f"{key}.".startswith(f"{old}.")), None):
-                raise ConfigError(f"unknown key {key} {setting.place}: {became}")
+            if old := within(key, gone):
+                raise ConfigError(f"unknown key {key} {setting.place}: {gone[old]}")
             raise ConfigError(_unknown(key, setting, names, names_elsewhere))
     return checked
 
@@ -322,7 +327,7 @@ def _explain(error: ValidationError, settings: Mapping[str, Setting], types: Map
             allowed = re.sub(r"^\w+ should ", "it must ", message)
             setting = settings[key]
             if first["type"] not in ("literal_error", "value_error"):
-                allowed += f" ({types[_within(key, types) or key]})"
+                allowed += f" ({types[within(key, types) or key]})"
             return ConfigError(f"{key} is {_shown(key, setting.value)} {setting.place}, but {allowed}")
     place = next((s.place for key, s in settings.items() if key.startswith(".".join(path))), "")
     return ConfigError(f"{'.'.join(path)} {place}: {message}" if path else message)

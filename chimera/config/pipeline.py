@@ -1,6 +1,6 @@
 """The entries of `pipeline`: the settings common to all phases, and the default phases.
 
-Which algorithms there are, and what settings each has, is known to `training.algorithms` alone, which passes them in.
+Which algorithms there are, and what settings each has, `training.configuration` alone knows and passes in.
 """
 
 import json

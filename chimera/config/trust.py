@@ -1,7 +1,7 @@
 """Code that settings name: modules to import and programs to start. A run may come from somebody else, so that what
 its own settings name runs only if the user names it too, or if it is an installed package.
 
-Commands that only read a run import and start nothing of it, whatever it names (`chimera.config.pipeline.Recorded`).
+Commands that only read a run import and start nothing of it, whatever it names (`chimera.config.pipeline.PlainPhase`).
 """
 
 import shlex

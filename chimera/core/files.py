@@ -9,6 +9,10 @@ from typing import Any
 
 from chimera.core.errors import ChimeraError
 
+_HALF = re.compile(r"[\ud800-\udfff]")
+_AROUND = 30
+"""Letters that a message shows before a character that cannot be held."""
+
 
 def parse_json(text: str | bytes) -> Any:
     """The value of a JSON text.
@@ -42,11 +46,6 @@ def read_json_object(file: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"it holds a {type(value).__name__} instead of a JSON object")
     return value
-
-
-_HALF = re.compile(r"[\ud800-\udfff]")
-_AROUND = 30
-"""Letters that a message shows before a character that cannot be held."""
 
 
 def check_utf8(value: Any, place: str, error: type[ChimeraError]) -> None:

@@ -21,7 +21,7 @@ def application(
     app.add_middleware(Authentication, key=key)
 
     @app.exception_handler(ApiError)
-    async def known(request: Request, error: ApiError) -> JSONResponse:
+    async def api_error(request: Request, error: ApiError) -> JSONResponse:
         return JSONResponse(error.body(), status_code=error.status)
 
     @app.exception_handler(HTTPException)

@@ -69,21 +69,6 @@ class LineChart:
     ticks: Sequence[tuple[float, str]]
     stretches: Sequence[Stretch]
 
-    @property
-    def left(self) -> float:
-        """Where the lines begin."""
-        return LEFT
-
-    @property
-    def right(self) -> float:
-        """Where they end."""
-        return self.width - RIGHT
-
-    @property
-    def bottom(self) -> float:
-        """The height of the lowest value."""
-        return self.height - BOTTOM
-
 
 def draw(
     title: str, curves: Sequence[Curve], *, note: str = "", width: float = 360.0, height: float = 132.0
@@ -129,12 +114,12 @@ def figure(chart: LineChart) -> Figure:
 
 
 def _tick(chart: LineChart, y: float, text: str) -> str:
-    line = f'<line class="grid" x1="{chart.left}" x2="{chart.right}" y1="{y}" y2="{y}"></line>'
-    return f'{line}<text class="tick" x="{chart.left - 5}" y="{y + 3.5}">{escape(text)}</text>'
+    line = f'<line class="grid" x1="{LEFT}" x2="{chart.width - RIGHT}" y1="{y}" y2="{y}"></line>'
+    return f'{line}<text class="tick" x="{LEFT - 5}" y="{y + 3.5}">{escape(text)}</text>'
 
 
 def _stretch(chart: LineChart, stretch: Stretch, *, even: bool) -> str:
-    name, size = escape(stretch.name), f'height="{chart.bottom - TOP}"'
+    name, size = escape(stretch.name), f'height="{chart.height - BOTTOM - TOP}"'
     ground = f'<rect x="{stretch.left}" width="{stretch.width}" y="{TOP:g}" {size}><title>{name}</title></rect>'
     points = "".join(map(_point, stretch.points))
     label = f'<text class="name" x="{stretch.left + 2}" y="{chart.height - 5}">{escape(stretch.shown)}</text>'

@@ -78,8 +78,8 @@ def difference_cell(row: Mapping[str, Any] | None, unit: str, pair: str | None) 
     ]
 
 
-def verdict(words: str | None) -> Text:
-    return Text(words or "", TONES.get(words or "", "quiet"))
+def verdict(words: str | None, *, small: bool = False) -> Text:
+    return Text(words or "", TONES.get(words or "", "quiet"), small=small)
 
 
 def value_cell(report: Report, side: str, pair: str, metric: str, value: float | None) -> Text:

@@ -122,9 +122,7 @@ def _by_way(row: Mapping[str, Any], table: Mapping[str, Any]) -> TableLine:
     cells: list[Inline] = [sentence(row["phase"]) if last else row["phase"]]
     for gain in row["cells"]:
         pair = gain and gain["comparison"]
-        words = gain and gain["verdict"]
-        cell = difference_cell(gain, table["unit"], pair)
-        cells.append([*cell, Text(words, TONES.get(words, "quiet"), small=True)] if words else cell)
+        cells.append([*difference_cell(gain, table["unit"], pair), verdict(gain and gain["verdict"], small=True)])
     return TableLine(cells, strong=last)
 
 

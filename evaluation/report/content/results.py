@@ -5,7 +5,6 @@ from typing import Any
 
 from chimera.show.blocks import Block, Column, Fold, Heading, Inline, Note, TableBlock, TableLine, Text
 from evaluation.report.content.cells import (
-    TONES,
     difference_cell,
     interval,
     mean_cell,
@@ -165,13 +164,11 @@ def ablation(report: Report) -> Iterator[Block]:
         for name in names:
             unit, gain = report["metrics"][name]["unit"], gains.get(name)
             cells.append(difference_cell(gain, unit, row["comparison"]))
-            cells.append([] if gain is None else [interval(gain, unit, spans[name]), _small(gain["verdict"])])
+            cells.append(
+                [] if gain is None else [interval(gain, unit, spans[name]), verdict(gain["verdict"], small=True)]
+            )
         drawn.append(TableLine(cells))
     yield TableBlock("What each phase gave", columns, drawn)
-
-
-def _small(words: str) -> Text:
-    return Text(words, TONES.get(words, "quiet"), small=True)
 
 
 def baselines(report: Report) -> Iterator[Block]:

@@ -91,12 +91,10 @@ def test_a_run_of_an_earlier_version_is_read_with_that_version(tmp_path: Path):
 
 
 def test_every_key_is_read_by_some_code():
-    words: set[str] = set()
-    for file in (
-        file for package in ("chimera", "agents", "evaluation", "training") for file in (ROOT / package).rglob("*.py")
-    ):
-        for node in ast.walk(ast.parse(file.read_text())):
-            words.add(getattr(node, "attr", None) or str(getattr(node, "value", "")))
+    packages = ("chimera", "agents", "evaluation", "training")
+    files = [file for package in packages for file in (ROOT / package).rglob("*.py")]
+    nodes = (node for file in files for node in ast.walk(ast.parse(file.read_text())))
+    words = {getattr(node, "attr", None) or str(getattr(node, "value", "")) for node in nodes}
     assert [key.name for key in keys(load_config()) if key.name.rpartition(".")[2] not in words] == []
 
 

@@ -11,7 +11,7 @@ from view_kit import make_runs, rollout
 
 from chimera.core.errors import ConfigError, RunError
 from chimera.run.directory import Run
-from chimera.show.chart import Curve, Point, draw, round_ticks
+from chimera.show.chart import BOTTOM, LEFT, RIGHT, TOP, Curve, Point, draw, round_ticks
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.view.pages.choice import NO_DECISION, RolloutChoice, sort_key
 from evaluation.view.pages.earlier import earlier_seconds
@@ -235,8 +235,8 @@ def test_all_points_of_a_chart_lie_in_it(values, width):
     drawing = draw("t", [curve], width=width)
     assert drawing is not None
     for point in drawing.stretches[0].points:
-        assert drawing.left - 0.1 <= point.x <= drawing.right + 0.1
-        assert 16 - 0.1 <= point.y <= drawing.bottom + 0.1
+        assert LEFT - 0.1 <= point.x <= width - RIGHT + 0.1
+        assert TOP - 0.1 <= point.y <= drawing.height - BOTTOM + 0.1
 
 
 @given(st.floats(-1e6, 1e6), st.floats(0, 1e6))

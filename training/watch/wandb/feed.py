@@ -50,7 +50,7 @@ class Feed:
                     self._shown.log(row, step=self._count, commit=True)
             elif self._count >= self._first:
                 try:  # Both need W&B's server, whereas rows wait for it.
-                    self._send_policy(line) if line["phase"] == ARTIFACT else self._send_protocols(line["of"])
+                    (self._send_policy if line["phase"] == ARTIFACT else self._send_protocols)(line)
                 except Exception as error:  # noqa: BLE001  W&B raises anything
                     yield f"{line['phase']} of {line.get('of', line.get('version'))}", error
             self._count += 1
@@ -78,12 +78,12 @@ class Feed:
         artifact.add_reference((self._run.path / policy.folder).resolve().as_uri(), checksum=True)
         self._shown.log_artifact(artifact, aliases=[policy.version])
 
-    def _send_protocols(self, phase: str) -> None:
+    def _send_protocols(self, line: dict[str, Any]) -> None:
         import wandb
 
-        records = [RolloutRecord.load(line) for line in self._run.lines(f"rollouts/{phase}.jsonl")]
+        records = [RolloutRecord.load(record) for record in self._run.lines(f"rollouts/{line['of']}.jsonl")]
         table = wandb.Table(columns=list(COLUMNS), data=[*protocol_rows(records, PROTOCOL_ROWS)])
-        self._shown.log({f"{PROTOCOLS}/{phase}": table}, step=self._count, commit=True)
+        self._shown.log({f"{PROTOCOLS}/{line['of']}": table}, step=self._count, commit=True)
 
     def _flush(self) -> None:
         """Make W&B write its buffer to its file at intervals, so that `wandb leet` can show it.
