@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chimera.core.cli import add_config_arguments, add_trust_argument, config_from, parse_arguments
+from chimera.config.arguments import add_config_arguments, config_from
+from chimera.core.cli import add_trust_argument, parse_arguments
 from chimera.core.errors import ConfigError, RunError
 from chimera.core.types import DECISIONS, SOURCE_NAMES, Brief, ResearchTask
 

@@ -8,7 +8,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chimera.core.cli import add_config_arguments, config_from, parse_arguments, run_command
+from chimera.config.arguments import add_config_arguments, config_from
+from chimera.core.cli import parse_arguments, run_command
 
 if TYPE_CHECKING:
     from agents.tools.toolbox import Toolbox

@@ -6,7 +6,8 @@ import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from chimera.core.cli import add_config_arguments, config_from, parse_arguments, run_command
+from chimera.config.arguments import add_config_arguments, config_from
+from chimera.core.cli import parse_arguments, run_command
 from chimera.core.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chimera.config.arguments import add_config_arguments, config_from
 from chimera.config.differences import differences
-from chimera.core.cli import add_config_arguments, config_from, count, parse_arguments, run_command
+from chimera.core.cli import count, parse_arguments, run_command
 from chimera.core.errors import ConfigError, RunError
 from chimera.core.files import replace_file
 

@@ -82,7 +82,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 def _run(arguments: argparse.Namespace) -> "Run":
     """Open the run that the command line names; raises RunError if there is no such run."""
-    from chimera.core.cli import config_from
+    from chimera.config.arguments import config_from
     from chimera.run.directory import Run
 
     arguments.config = None

@@ -5,7 +5,8 @@ import gc
 import shlex
 from typing import TYPE_CHECKING
 
-from chimera.core.cli import add_config_arguments, add_trust_argument, parse_arguments, run_command
+from chimera.config.arguments import add_config_arguments
+from chimera.core.cli import add_trust_argument, parse_arguments, run_command
 from chimera.core.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ def main(argv: list[str]) -> int | None:
     arguments = parse_arguments(parser, argv)
     arguments.config = None
 
-    from chimera.core.cli import config_from
+    from chimera.config.arguments import config_from
     from chimera.core.secrets import load_secrets
     from evaluation.view.serve import serve_view
 

@@ -27,7 +27,7 @@ from evaluation.records.study import BASE, GATE
 from evaluation.report.formats import signed
 from training import gate_power
 from training.gate_rule import Rivalry, compare
-from training.summary import summarize
+from training.watch.summary import summarize
 
 if TYPE_CHECKING:
     from training.lab.lab import Lab

@@ -18,7 +18,7 @@ from scipy.special import bdtr, stdtrit
 
 from chimera.config.tree import Config
 from evaluation.records.rollouts import RolloutRecord
-from training.summary import aligned
+from training.watch.summary import aligned
 
 LOSSES = (0.03, 0.05, 0.10)
 GAINS = (0.0, 0.05, 0.08)

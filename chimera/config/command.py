@@ -16,10 +16,11 @@ from typing import Any
 
 import yaml
 
+from chimera.config.arguments import add_config_arguments, config_from
 from chimera.config.loader import ConfigSection, Key, absent, effective, keys, sections, tables, within
 from chimera.config.names_elsewhere import NAMES
 from chimera.config.tree import Config, dump_config
-from chimera.core.cli import add_config_arguments, config_from, parse_arguments
+from chimera.core.cli import parse_arguments
 from chimera.core.errors import ConfigError, suggestion
 
 Row = tuple[str, str, str, str]

@@ -23,11 +23,10 @@ from chimera.config.roles import GRADING, JUDGE, RolesConfig, expand
 from chimera.config.sections.cluster import ClusterConfig
 from chimera.config.sections.data import DataConfig
 from chimera.config.sections.evaluation import EvaluationConfig
-from chimera.config.sections.guidance import Guidance
 from chimera.config.sections.learning import GateConfig, WandbConfig
 from chimera.config.sections.models import SLOTS, ModelConfig, ServingConfig
 from chimera.config.sections.rollouts import RewardConfig, RolloutsConfig
-from chimera.config.sections.society import SocietyConfig
+from chimera.config.sections.society import Guidance, SocietyConfig
 from chimera.config.sections.telemetry import TelemetryConfig
 from chimera.config.sections.tools import McpServer, ToolsConfig
 from chimera.config.source import COMMAND_LINE, Setting, parse_overrides, read_yaml, to_yaml

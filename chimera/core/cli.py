@@ -8,15 +8,11 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from chimera.core.errors import ChimeraError, ConfigError, RunError, storage_fault
 from chimera.core.files import check_utf8
 from chimera.core.machine import check_machine, out_of_memory, own_temporary_folder
-
-if TYPE_CHECKING:
-    from chimera.config.tree import Config
 
 Main = Callable[[list[str]], int | None]
 """A command's `main(argv)`: `argv` is without the program's name; None means exit code 0."""
@@ -96,20 +92,6 @@ def keep_direct(*hosts: str) -> None:
         os.environ[name] = ",".join(dict.fromkeys([*listed, *LOOPBACK, *hosts]))
 
 
-def add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add `--config FILE` and positional `key=value` overrides; parse with `parse_arguments`."""
-    parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="YAML file; the defaults, as in configs/local.yaml, without it"
-    )
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        default=[],
-        metavar="key=value",
-        help="settings, such as gather.tasks=20 (python -m chimera config)",
-    )
-
-
 def count(text: str) -> int:
     """A number of an argument, which is at least 1."""
     number = int(text)
@@ -139,32 +121,3 @@ def add_trust_argument(parser: argparse.ArgumentParser) -> None:
         "run's own settings name it; a run may come from somebody else, so nothing else of it runs except installed "
         "packages (may be given several times)",
     )
-
-
-def config_from(
-    arguments: argparse.Namespace,
-    *,
-    own_question: bool = False,
-    recorded: bool = False,
-    reads: Sequence[str] | None = None,
-    load: "Callable[..., Config] | None" = None,
-) -> "Config":
-    """The configuration that `--config` and the overrides ask for; `own_question`, `recorded` as in `load_config`.
-
-    `load` is `training.configuration.load_config` for commands that read the phases' own settings.
-
-    `reads` names the sections (or top-level keys) that the command reads. A file may hold other sections, for other
-    commands. An override of another section would have no effect and is refused.
-
-    Raises:
-        ConfigError: see `chimera.config.tree.load_config`; or an override has no effect on this command.
-    """
-    from chimera.config.tree import load_config
-
-    load = load or load_config
-    config = load(arguments.config, arguments.overrides, own_question=own_question, recorded=recorded)
-    for override in arguments.overrides:
-        key = override.partition("=")[0].strip()
-        if reads is not None and key.partition(".")[0] not in reads:
-            raise ConfigError(f"{key} has no effect on this command, which reads {', '.join(reads)}: leave it out")
-    return config

@@ -176,7 +176,8 @@ def label_line(dataset: Dataset) -> str:
 
 
 def main(argv: list[str]) -> int | None:
-    from chimera.core.cli import add_config_arguments, config_from, parse_arguments
+    from chimera.config.arguments import add_config_arguments, config_from
+    from chimera.core.cli import parse_arguments
 
     parser = argparse.ArgumentParser(prog="python -m chimera data", description=main.__doc__)
     parser.add_argument("--rows", type=int, default=6, help="how many tasks to show (default 6)")

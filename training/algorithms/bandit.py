@@ -19,7 +19,7 @@ from training.algorithms.bandit_settings import BanditSettings
 from training.learning.base import Bench, Learned, PhasePlan
 from training.learning.episodes import Episode
 from training.learning.states import all_of
-from training.summary import summarize
+from training.watch.summary import summarize
 
 if TYPE_CHECKING:
     from agents.policies.bandit import BanditPolicy, LoggedExample

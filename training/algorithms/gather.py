@@ -12,7 +12,7 @@ from chimera.run.policies import Part
 from evaluation.records.rollouts import RolloutInput
 from training.learning.base import Bench, Learned, PhasePlan
 from training.learning.states import all_of, draw_inputs
-from training.summary import summarize
+from training.watch.summary import summarize
 
 
 class GatherSettings(PhaseSettings):

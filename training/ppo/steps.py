@@ -17,7 +17,7 @@ from training.ppo.credit import Credited
 from training.ppo.engine.advantages import GROUPED, alone
 from training.ppo.engine.batch import Sample
 from training.ppo.settings import PpoSettings
-from training.summary import aligned, mean, part_means
+from training.watch.summary import aligned, mean, part_means
 
 REASONS: tuple[str, ...] = ("late", "failed", "unscored", "untraced")
 """Reasons not to learn from a rollout, in the order in which they are checked."""

@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from evaluation.scores.rewards import part_title
-from training.summary import part_means
 from training.watch.progress import Activity, Rollouts
+from training.watch.summary import part_means
 from training.watch.view import View
 from training.watch.view_text import describe_versions, duration, last_rollout, number, result_table, running, trend
 

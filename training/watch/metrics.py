@@ -14,7 +14,7 @@ from typing import Any
 from chimera.run.directory import Run
 from chimera.run.policies import Policy
 from evaluation.records.rollouts import RolloutRecord
-from training.summary import aligned
+from training.watch.summary import aligned
 
 ROLLOUT = "rollout"
 PROTOCOLS = "protocols"

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from evaluation.records.rollouts import RolloutRecord, failures
 from evaluation.scores.rewards import part_title
-from training.summary import aligned, mean, summarize
+from training.watch.summary import aligned, mean, summarize
 
 BARS = "▁▂▃▄▅▆▇█"
 TREND = 24

@@ -26,7 +26,7 @@ from evaluation.traces.spans import EXCHANGE, RAW, read
 from evaluation.traces.tree import tree
 from training.learning.states import draw_inputs
 from training.plans import choose_names
-from training.summary import summarize
+from training.watch.summary import summarize
 from training.watch.wandb.hook import rewards
 
 ROLE_MODELS = {
