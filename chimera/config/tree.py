@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from chimera.config.loader import ConfigSection, When, check_keys, effective, overlay, validate, without_effect
+from chimera.config.loader import ConfigSection, When, check_keys, effective, overlay, validate, within, without_effect
 from chimera.config.names_elsewhere import GONE, NAMES, OF_RUN, OPTIONS
 from chimera.config.pipeline import (
     DEFAULT,
@@ -320,15 +320,15 @@ def _take(merged: dict[str, Setting], name: str, like: str, settings: Mapping[st
     if kind_of is None and kind != ModelConfig.model_fields["kind"].default:
         merged[f"models.{name}.kind"] = Setting(kind, f"from models.{like}.kind")
     for field in ModelConfig.model_fields:
-        source, key = merged.get(f"models.{like}.{field}"), f"models.{name}.{field}"
-        if field == "like" or source is None or key in settings or not _read_by(kind, field):
+        source, target = f"models.{like}.{field}", f"models.{name}.{field}"
+        if field == "like" or not _read_by(kind, field) or any(within(key, (target,)) for key in settings):
             continue
         if field in OF_PLACE and settings.keys() & {f"models.{name}.{key}" for key in OF_PLACE[field]}:
             continue
-        place = (
-            source.place if source.place.startswith("from models.") else f"from models.{like}.{field} {source.place}"
-        )
-        merged[key] = Setting(source.value, place)
+        for key in [key for key in merged if within(key, (source,))]:
+            value, place = merged[key].value, merged[key].place
+            place = place if place.startswith("from models.") else f"from {source} {place}"
+            merged[target + key.removeprefix(source)] = Setting(value, place)
 
 
 def _read_by(kind: str, field: str) -> bool:

@@ -44,8 +44,10 @@ class WandbService(Program):
         os.environ |= {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false", **ours}
         for name, seconds in LIMITS.items():
             os.environ.setdefault(name, seconds)
+        import wandb
         from wandb.util import get_core_path
 
+        self._teardown = wandb.teardown
         self._port = Path(tempfile.mkdtemp(prefix="wandb-"), "port")
         command = [get_core_path(), "--no-observability", "--pid", str(os.getpid()), "--port-filename", str(self._port)]
         environment = child_environment("WANDB_*", network=True)
@@ -66,18 +68,14 @@ class WandbService(Program):
 
     def finish(self, shown: "wandb.Run") -> None:
         """Let W&B send the rest and end; `Run.finish` alone does not wait for the end of W&B's file."""
-        import wandb
-
         shown.finish()
-        wandb.teardown()
+        self._teardown()
 
     def abandon(self) -> None:
         """Kill the service, so that W&B can be started anew in this process."""
         self.kill()
         with suppress(Exception, SystemExit):  # Its service is gone.
-            import wandb
-
-            wandb.teardown()
+            self._teardown()
 
 
 def start_wandb(run: Run, run_id: str, config: Config, key: str | None, *, online: bool) -> "wandb.Run":
