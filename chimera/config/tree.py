@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from chimera.config.loader import ConfigSection, When, check_keys, effective, overlay, validate, within, without_effect
+from chimera.config.loader import ConfigSection, When, check_keys, effective, overlay, validate, without_effect
 from chimera.config.names_elsewhere import GONE, NAMES, OF_RUN, OPTIONS
 from chimera.config.pipeline import (
     DEFAULT,
@@ -319,16 +319,14 @@ def _take(merged: dict[str, Setting], name: str, like: str, settings: Mapping[st
     kind = str(kind_of.value) if kind_of else usual
     if kind_of is None and kind != ModelConfig.model_fields["kind"].default:
         merged[f"models.{name}.kind"] = Setting(kind, f"from models.{like}.kind")
-    for field in ModelConfig.model_fields:
-        source, target = f"models.{like}.{field}", f"models.{name}.{field}"
-        if field == "like" or not _read_by(kind, field) or any(within(key, (target,)) for key in settings):
+    below, own = f"models.{like}.", _below(settings, f"models.{name}")
+    for key, setting in [(key, setting) for key, setting in merged.items() if key.startswith(below)]:
+        rest = key.removeprefix(below)
+        field = rest.partition(".")[0]
+        if field in ("like", *own) or not _read_by(kind, field) or {*own} & {*OF_PLACE.get(field, ())}:
             continue
-        if field in OF_PLACE and settings.keys() & {f"models.{name}.{key}" for key in OF_PLACE[field]}:
-            continue
-        for key in [key for key in merged if within(key, (source,))]:
-            value, place = merged[key].value, merged[key].place
-            place = place if place.startswith("from models.") else f"from {source} {place}"
-            merged[target + key.removeprefix(source)] = Setting(value, place)
+        place = setting.place if setting.place.startswith("from models.") else f"from {below}{field} {setting.place}"
+        merged[f"models.{name}.{rest}"] = Setting(setting.value, place)
 
 
 def _read_by(kind: str, field: str) -> bool:
