@@ -319,11 +319,11 @@ def _take(merged: dict[str, Setting], name: str, like: str, settings: Mapping[st
     kind = str(kind_of.value) if kind_of else usual
     if kind_of is None and kind != ModelConfig.model_fields["kind"].default:
         merged[f"models.{name}.kind"] = Setting(kind, f"from models.{like}.kind")
-    below, own = f"models.{like}.", _below(settings, f"models.{name}")
+    below, fields = f"models.{like}.", _below(settings, f"models.{name}")
     for key, setting in [(key, setting) for key, setting in merged.items() if key.startswith(below)]:
         rest = key.removeprefix(below)
         field = rest.partition(".")[0]
-        if field in ("like", *own) or not _read_by(kind, field) or {*own} & {*OF_PLACE.get(field, ())}:
+        if field in ("like", *fields) or not _read_by(kind, field) or {*fields} & {*OF_PLACE.get(field, ())}:
             continue
         place = setting.place if setting.place.startswith("from models.") else f"from {below}{field} {setting.place}"
         merged[f"models.{name}.{rest}"] = Setting(setting.value, place)

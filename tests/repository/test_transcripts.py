@@ -28,7 +28,9 @@ CODES = {
     "--check --config configs/endpoint.yaml": {2},
 }
 """Exit codes other than 0, by a part of the command."""
-SETTINGS = {"ask": ["society.node_timeout_s=600"], "chimera.train": ["rollouts.concurrency=2"]}
+WIDE = ["gate.margin=9", "gate.margin_alignment=0.99"]
+"""The page exports what a gate of 12 tasks kept, which depends on what a server answers together."""
+SETTINGS = {"ask": ["society.node_timeout_s=600"], "chimera.train": ["rollouts.concurrency=2", *WIDE]}
 """What a busy machine needs, by the command's word."""
 DEAD = "models: {junior: {kind: endpoint, model: x, base_url: 'http://127.0.0.1:9/v1', api_key_env: null}}\n"
 CALLS = {
@@ -93,11 +95,9 @@ def play(scripted: Any, request: dict[str, Any]) -> Any:
     """A provider whose juniors call their own tool once, and quote what it returned."""
     tools = [tool.get("name") or tool["function"]["name"] for tool in request.get("tools") or ()]
     results = [message for message in request["messages"] if message["role"] == "tool"]
-    for name, given in CALLS.items():
-        if name in tools and not results:
-            return [(name, given)]
     if tools and not results:
-        return [("literature_search", {"query": scripted.goal(request)})]
+        name = next((name for name in CALLS if name in tools), "literature_search")
+        return [(name, CALLS.get(name, {"query": scripted.goal(request)}))]
     answer = scripted.standard(request)
     if results and "evidence" in answer:
         (text, *_) = [one["text"] for one in json.loads(results[-1]["content"])["results"]]
