@@ -403,7 +403,7 @@ def _ppo(folder: Path, load: Load, rank: int) -> dict[str, Any]:
         for place in range(load.calls)
     ]
     torch.set_num_threads(load.threads)
-    engine = PpoEngine(folder, settings, seed=0, total_steps=1, device="cpu")
+    engine = PpoEngine(folder, settings, seed=0, total_steps=1)
     start = time.perf_counter()
     engine.update(samples, 0)
     figures: dict[str, Any] = {"update s": round(time.perf_counter() - start, 1)}

@@ -1,6 +1,7 @@
 """What this machine computes with: its GPUs, its processor and processes, and memory that was freed."""
 
 import ctypes
+from typing import Literal
 
 from chimera.config.sections.models import ServingConfig
 
@@ -34,7 +35,13 @@ def release_memory() -> None:
 
 SMALL = 60_000_000
 """Up to so many parameters two processes decode by default, because each has a copy of all weights. On two cores they
-write 1.4 to 1.5 times as many tokens as one, with 2 million parameters and with 57 million."""
+write 1.4 to 1.5 times as many tokens as one, with 2 million parameters and with 57 million. A GPU is not used for them:
+it would wait for its own starts."""
+
+
+def decoding_device(parameters: int) -> Literal["cpu", "cuda"]:
+    """Where a model of so many parameters decodes: on the GPU if torch sees one, unless the model is small."""
+    return "cuda" if parameters > SMALL and gpus() else "cpu"
 
 
 def decoding_processes(serving: ServingConfig, parameters: int, cores: int) -> int:
@@ -46,4 +53,6 @@ def decoding_processes(serving: ServingConfig, parameters: int, cores: int) -> i
     """
     if serving.processes is not None:
         return min(serving.processes, serving.slots)
+    if decoding_device(parameters) == "cuda":
+        return 1
     return 2 if parameters <= SMALL and serving.threads == 1 and min(cores, serving.slots) > 1 else 1

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from chimera.config.sections.models import ModelConfig, Precision, ServingConfig
 from chimera.core.errors import ConfigError
-from chimera.serving.devices import release_memory
+from chimera.serving.devices import decoding_device, release_memory
 from chimera.serving.embedded.answers import Answers
 from chimera.serving.embedded.protocol import (
     BadRequest,
@@ -109,9 +109,10 @@ class Service:
         from chimera.serving.embedded.decoding.engine import Engine, cache_bytes_per_row
         from chimera.serving.embedded.decoding.matrices import arithmetic
 
-        number = arithmetic(getattr(torch, dtype)).itemsize
+        device = decoding_device(sum(weight.numel() for weight in checkpoint.weights.values()))
+        number = arithmetic(getattr(torch, dtype), device).itemsize
         slots, row = self._serving.slots, cache_bytes_per_row(checkpoint.shape, text.context, number)
-        memory = psutil.virtual_memory().total
+        memory = psutil.virtual_memory().total if device == "cpu" else torch.cuda.mem_get_info()[1]
         if slots * row > memory:
             raise ConfigError(
                 f"serving.slots={slots} requests of {text.context} tokens need {slots * row / 2**30:.0f} GiB of cache "
@@ -119,7 +120,7 @@ class Service:
                 "serving.context_length"
             )
         spares = min(slots, SPARE_CACHE_BYTES // row)
-        engine = Engine(checkpoint.shape, checkpoint.weights, rows=slots + spares, context=text.context)
+        engine = Engine(checkpoint.shape, checkpoint.weights, rows=slots + spares, context=text.context, device=device)
         return Lane(engine, slots, text.vocabulary)
 
     def close(self) -> None:

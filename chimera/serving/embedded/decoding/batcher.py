@@ -132,7 +132,7 @@ class Lane:
         self._vocabulary = vocabulary
         self._table = RowTable(slots, engine.rows - slots)
         self._live: dict[int, DecodingJob] = {}
-        self._logits = torch.zeros(slots, engine.shape.vocab)
+        self._logits = torch.zeros(slots, engine.shape.vocab, device=engine.device)
         self._settings: tuple[Tensor, Tensor | None] | None = None
 
     @property
@@ -189,10 +189,11 @@ class Lane:
         jobs = list(self._live.values())
         logits = self._logits[rows]
         temperature, top_p = self._sampling_settings(jobs)
-        uniform = torch.tensor([job.generator.random() for job in jobs], dtype=torch.float64)
+        device = self.engine.device
+        uniform = torch.tensor([job.generator.random() for job in jobs], dtype=torch.float64, device=device)
         allowed = None
         if any(job.matcher is not None for job in jobs):
-            allowed = torch.from_numpy(allowed_tokens([job.matcher for job in jobs], logits.shape[1]))
+            allowed = torch.from_numpy(allowed_tokens([job.matcher for job in jobs], logits.shape[1])).to(device)
         scored = any(job.log_probs for job in jobs)
         choice = choose(logits, temperature, top_p, uniform, allowed, want_log_probs=scored)
         tokens: list[int] = choice.tokens.tolist()
@@ -209,9 +210,10 @@ class Lane:
 
     def _sampling_settings(self, jobs: list[DecodingJob]) -> tuple[Tensor, Tensor | None]:
         if self._settings is None:
-            temperature = torch.tensor([job.temperature for job in jobs])
+            device = self.engine.device
+            temperature = torch.tensor([job.temperature for job in jobs], device=device)
             top_p = [job.top_p for job in jobs]
-            self._settings = temperature, torch.tensor(top_p) if min(top_p) < 1 else None
+            self._settings = temperature, torch.tensor(top_p, device=device) if min(top_p) < 1 else None
         return self._settings
 
     def _score(self, jobs: list[DecodingJob], logits: Tensor, tokens: Tensor, sampled: Tensor) -> None:
@@ -297,7 +299,7 @@ class Lane:
 def _score_forced(job: DecodingJob, logits: Tensor) -> None:
     """Add the log-probabilities of the newest tokens of `job`, one for each row of `logits` (n, V)."""
     if len(logits):
-        raw = torch.log_softmax(logits, -1)
+        raw = torch.log_softmax(logits, -1).cpu()
         for scores, token in zip(raw, job.tokens[-len(logits) :], strict=True):
             job.scores.append(TokenLogProbs(float(scores[token]), 0.0, _top(scores, job.top_log_probs)))
 

@@ -1,7 +1,7 @@
 """A forward pass over a static key/value cache: one token for many rows, several tokens for some rows.
 
-It computes Qwen2, Qwen3 and Llama models (`shapes`). Matrices are kept in the weights' dtype, float32 or bfloat16; what
-is computed and cached has the dtype that suits the processor (`matrices`). Logits are float32.
+It computes Qwen2, Qwen3 and Llama models (`shapes`), on a processor or a GPU. Matrices are kept in the weights' dtype,
+float32 or bfloat16; what is computed and cached has the dtype that suits the device (`matrices`). Logits are float32.
 
 Sizes in comments and docstrings: R cache rows, B rows that get one token, n tokens of a chunk, N all tokens of a pass,
 V vocabulary, H query heads, K key/value heads, G = H / K, D head size, M context length. Query, key and value
@@ -12,6 +12,8 @@ head, so nothing is repeated.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 import numpy as np
 import torch
@@ -85,30 +87,41 @@ class Engine:
         rows: int,
         context: int,
         dtype: torch.dtype | None = None,
+        device: Literal["cpu", "cuda"] = "cpu",
     ) -> None:
         """Take the tensors out of `weights` one by one, so that no more than one layer is in memory twice.
 
         Args:
             weights: By their Hugging Face names; it is empty afterwards.
             context: Most tokens of a row.
-            dtype: What to compute with; by default what suits the weights and the processor.
+            dtype: What to compute with; by default what suits the weights and the device.
+            device: Where weights and cache lie; logits are there as well.
         """
         self.shape = shape
         self.rows = rows
         self.context = context
-        self._embed = weights.pop("model.embed_tokens.weight").contiguous()
-        self._dtype = dtype or arithmetic(self._embed.dtype)
+        self.device = device
+        self._dtype = dtype or arithmetic(weights["model.embed_tokens.weight"].dtype, device)
+        # The processor converts the weights of large matrices as it goes (`Matrices`); a GPU multiplies equal types.
+        stored = self._dtype if device == "cuda" else None
+        self._embed = weights.pop("model.embed_tokens.weight").to(device, stored).contiguous()
         self._matrices = Matrices(self._dtype)
-        self._layers = [_fuse(weights, shape, layer, self._dtype, self._matrices) for layer in range(shape.layers)]
-        self._norm = weights.pop("model.norm.weight").to(self._dtype).contiguous()
-        self._head = self._embed if shape.tied else weights.pop("lm_head.weight").contiguous()
+        self._layers = []
+        for layer in range(shape.layers):
+            prefix = f"model.layers.{layer}."
+            parts = {name.removeprefix(prefix): weights.pop(name) for name in list(weights) if name.startswith(prefix)}
+            parts = {name: part.to(device, stored) for name, part in parts.items()}
+            self._layers.append(_fuse(parts, shape, self._dtype, self._matrices))
+        self._norm = weights.pop("model.norm.weight").to(device, self._dtype).contiguous()
+        self._head = self._embed if shape.tied else weights.pop("lm_head.weight").to(device, stored).contiguous()
         angles = torch.outer(torch.arange(context + 1).float(), shape.rotary_frequencies())
         cos, sin = angles.cos(), angles.sin()
         # Rotation is x * cos + swapped_halves(x) * sin, with the first half of sin negated.
-        self._cos = torch.cat([cos, cos], -1).to(self._dtype)
-        self._sin = torch.cat([-sin, sin], -1).to(self._dtype)
+        self._cos = torch.cat([cos, cos], -1).to(device, self._dtype)
+        self._sin = torch.cat([-sin, sin], -1).to(device, self._dtype)
         size = shape.layers, rows, 2 * shape.kv_heads, context + 1, shape.head_dim
-        self._cache = _zeros(size, self._dtype)
+        zeros = _zeros if device == "cpu" else partial(torch.zeros, device=device)
+        self._cache = zeros(size, dtype=self._dtype)
 
     @property
     def idle_position(self) -> int:
@@ -128,14 +141,16 @@ class Engine:
         for chunk in chunks:
             tokens += chunk.tokens
             places += range(chunk.start, chunk.start + len(chunk.tokens))
-        spans = list(_spans(chunks, batch, groups, self._dtype))
-        positions = torch.tensor(places)
+        device = self.device
+        spans = list(_spans(chunks, batch, groups, self._dtype, device))
+        positions = torch.tensor(places, device=device)
         cos, sin = self._cos[positions, None], self._sin[positions, None]
-        later = torch.arange(singles.columns) > positions[:batch, None]
-        mask = torch.zeros(batch, singles.columns, dtype=self._dtype).masked_fill_(later, float("-inf"))[:, None, None]
-        every = torch.arange(batch)
-        x = functional.embedding(torch.tensor(tokens), self._embed).to(self._dtype)
-        mixed = torch.empty(len(tokens), shape.heads * shape.head_dim, dtype=self._dtype)
+        later = torch.arange(singles.columns, device=device) > positions[:batch, None]
+        mask = torch.zeros(batch, singles.columns, dtype=self._dtype, device=device)
+        mask = mask.masked_fill_(later, float("-inf"))[:, None, None]
+        every = torch.arange(batch, device=device)
+        x = functional.embedding(torch.tensor(tokens, device=device), self._embed).to(self._dtype)
+        mixed = x.new_empty(len(tokens), shape.heads * shape.head_dim)
         for cache, layer in zip(self._cache, self._layers, strict=True):
             projected = self._project(x, layer, cos, sin)
             if batch:
@@ -149,7 +164,8 @@ class Engine:
             x = self._finish(x, mixed, layer)
         scored = [torch.arange(batch)]
         scored += [torch.arange(span.tokens.stop - span.chunk.scored, span.tokens.stop) for span in spans]
-        logits = self._matrices.product(self._normed(x[torch.cat(scored)], self._norm), self._head).float()
+        last = torch.cat(scored).to(device)
+        logits = self._matrices.product(self._normed(x[last], self._norm), self._head).float()
         parts = logits.split([len(part) for part in scored])
         return parts[0], list(parts[1:])
 
@@ -199,12 +215,13 @@ def _zeros(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.from_numpy(np.zeros(math.prod(size) * dtype.itemsize, np.uint8)).view(dtype).view(size)
 
 
-def _spans(chunks: Sequence[Chunk], first: int, groups: int, dtype: torch.dtype) -> Iterator[_Span]:
+def _spans(chunks: Sequence[Chunk], first: int, groups: int, dtype: torch.dtype, device: str) -> Iterator[_Span]:
     """The chunks' places after the `first` single tokens."""
     for chunk in chunks:
         n = len(chunk.tokens)
-        later = torch.ones(n, chunk.start + n, dtype=torch.bool).triu(chunk.start + 1)
-        mask = torch.zeros(n, chunk.start + n, dtype=dtype).masked_fill_(later, float("-inf")).repeat(groups, 1)
+        later = torch.ones(n, chunk.start + n, dtype=torch.bool, device=device).triu(chunk.start + 1)
+        mask = torch.zeros(later.shape, dtype=dtype, device=device).masked_fill_(later, float("-inf"))
+        mask = mask.repeat(groups, 1)
         yield _Span(chunk, slice(first, first + n), mask)
         first += n
 
@@ -214,9 +231,9 @@ def cache_bytes_per_row(shape: Shape, context: int, bytes_per_number: int) -> in
     return 2 * bytes_per_number * shape.layers * shape.kv_heads * (context + 1) * shape.head_dim
 
 
-def _fuse(weights: dict[str, Tensor], shape: Shape, index: int, dtype: torch.dtype, matrices: Matrices) -> _Layer:
+def _fuse(weights: dict[str, Tensor], shape: Shape, dtype: torch.dtype, matrices: Matrices) -> _Layer:
     def get(name: str) -> Tensor:
-        return weights.pop(f"model.layers.{index}.{name}").contiguous()
+        return weights.pop(name).contiguous()
 
     def small(*parts: str) -> Tensor:
         return torch.cat([get(part) for part in parts]).to(dtype)

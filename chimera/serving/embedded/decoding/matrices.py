@@ -19,9 +19,9 @@ FEW = 64
 """Below this number of tokens, blocks are faster than the whole matrix without a conversion; not for a single one."""
 
 
-def arithmetic(stored: torch.dtype) -> torch.dtype:
-    """The type to compute with, for weights of a type: bfloat16 only where the processor multiplies it itself."""
-    return stored if stored != torch.bfloat16 or fast_bfloat16() else torch.float32
+def arithmetic(stored: torch.dtype, device: str) -> torch.dtype:
+    """The type to compute with, for weights of a type: bfloat16 only where the device multiplies it itself."""
+    return stored if stored != torch.bfloat16 or device == "cuda" or fast_bfloat16() else torch.float32
 
 
 class Matrices:
@@ -40,7 +40,7 @@ class Matrices:
 
         Otherwise torch 2.13 orders it anew in each product, which takes a third of a decode step's time.
         """
-        if not self._native(weight) or weight.is_mkldnn or not fast_bfloat16():
+        if not self._native(weight) or weight.is_cuda or weight.is_mkldnn or not fast_bfloat16():
             return weight
         return torch.ops.mkldnn._reorder_linear_weight(weight, FEW)
 
@@ -53,6 +53,8 @@ class Matrices:
 
         `weight` may be `prepared`.
         """
+        if weight.is_cuda:
+            return functional.linear(x, weight, bias)
         if weight.is_mkldnn:
             return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         converted = weight.dtype != self._dtype
