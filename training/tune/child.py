@@ -162,6 +162,8 @@ def _from_unsloth(spec: Spec) -> "tuple[Any, PreTrainedTokenizerBase]":
         max_seq_length=spec.max_length,
         load_in_4bit=False,
         full_finetuning=spec.lora_rank == 0,
+        # Without it all weights are rounded to bfloat16, and small steps are lost.
+        float32_mixed_precision=spec.lora_rank == 0,
     )
     if spec.lora_rank:
         model = FastLanguageModel.get_peft_model(
@@ -308,12 +310,12 @@ def load_rows(file: Path) -> "Dataset":
 
 
 def step_figures(logs: dict[str, Any]) -> dict[str, float]:
-    """What the trainer logs of one step, by our names; raises as `common_figures`."""
-    return {
-        **common_figures(logs),
-        "entropy": float(logs["entropy"]),
-        "token_accuracy": float(logs["mean_token_accuracy"]),
-    }
+    """What the trainer logs of one step, by our names; raises as `common_figures`.
+
+    Unsloth keeps no logits, so it logs neither entropy nor accuracy.
+    """
+    names = {"entropy": "entropy", "mean_token_accuracy": "token_accuracy"}
+    return common_figures(logs) | {ours: float(logs[name]) for name, ours in names.items() if name in logs}
 
 
 def common_figures(logs: dict[str, Any]) -> dict[str, float]:

@@ -150,5 +150,5 @@ def test_unsloth_loads_the_model_when_it_is_there_with_a_gpu(rank, spec, monkeyp
     assert (model, tokenizer) == ("a model with adapters" if rank else "a model", "a tokenizer")
     assert asked[0]["model_name"] == str(NANO)
     assert asked[0]["max_seq_length"] == 99
-    assert asked[0]["full_finetuning"] is (rank == 0)
+    assert asked[0]["full_finetuning"] is asked[0]["float32_mixed_precision"] is (rank == 0)
     assert [options["r"] for options in asked[1:]] == [8] * bool(rank)

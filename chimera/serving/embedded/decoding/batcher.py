@@ -306,6 +306,8 @@ def _score_forced(job: DecodingJob, logits: Tensor) -> None:
 
 def _top(raw: Tensor, count: int) -> tuple[tuple[int, float], ...]:
     """The `count` most likely (token, log-probability) pairs of `raw` (V,)."""
+    if not count:
+        return ()
     values, ids = raw.topk(min(count, len(raw)))
     return tuple(zip(ids.tolist(), values.tolist(), strict=True))
 
