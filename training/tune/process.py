@@ -129,7 +129,8 @@ def tuning_environment(rank: int = 0, ranks: int = 1) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "UNSLOTH_DISABLE_STATISTICS": "1",
-        "UNSLOTH_COMPILE_LOCATION": str(Path(tempfile.gettempdir()) / "unsloth_compiled_cache"),  # not the user's folder
+        # Unsloth's default is a folder where the user stands.
+        "UNSLOTH_COMPILE_LOCATION": str(Path(tempfile.gettempdir()) / "unsloth_compiled_cache"),
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_NUM_THREADS": str(min(cores, MOST_THREADS)),
         # Threads that spin while they wait occupy cores that other processes of the run need.
