@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from chimera.serving.embedded.decoding.matrices import Matrices, arithmetic
+from chimera.serving.embedded.decoding.step_graphs import StepGraphs
 from chimera.serving.embedded.shapes import Shape
 
 
@@ -122,6 +123,7 @@ class Engine:
         size = shape.layers, rows, 2 * shape.kv_heads, context + 1, shape.head_dim
         zeros = _zeros if device == "cpu" else partial(torch.zeros, device=device)
         self._cache = zeros(size, dtype=self._dtype)
+        self._graphs = StepGraphs(rows, context + 1) if device == "cuda" else None
 
     @property
     def idle_position(self) -> int:
@@ -134,40 +136,55 @@ class Engine:
 
         Returns the logits after each single token (B, V) and after the last `scored` tokens of each chunk (scored, V).
         """
-        shape, batch = self.shape, len(singles.tokens)
-        kv = shape.kv_heads
-        groups = shape.heads // kv
+        if self._graphs is not None and singles.tokens:
+            logits = self._graphs.logits(self._step, singles.tokens, singles.positions, singles.columns)
+            return logits, self.forward(Singles(), chunks)[1] if chunks else []
         tokens, places = list(singles.tokens), list(singles.positions)
         for chunk in chunks:
             tokens += chunk.tokens
             places += range(chunk.start, chunk.start + len(chunk.tokens))
-        device = self.device
-        spans = list(_spans(chunks, batch, groups, self._dtype, device))
-        positions = torch.tensor(places, device=device)
+        groups = self.shape.heads // self.shape.kv_heads
+        spans = list(_spans(chunks, len(singles.tokens), groups, self._dtype, self.device))
+        scored = [torch.arange(len(singles.tokens))]
+        scored += [torch.arange(span.tokens.stop - span.chunk.scored, span.tokens.stop) for span in spans]
+        placed = torch.tensor([tokens, places], device=self.device)
+        last = torch.cat(scored).to(self.device)
+        logits = self._pass(placed[0], placed[1], len(singles.tokens), singles.columns, spans, last)
+        parts = logits.split([len(part) for part in scored])
+        return parts[0], list(parts[1:])
+
+    def _pass(
+        self, tokens: Tensor, positions: Tensor, batch: int, columns: int, spans: Sequence[_Span], scored: Tensor | None
+    ) -> Tensor:
+        """Logits (scored, V) after the tokens (N,) that `scored` names, by default all.
+
+        The first `batch` are single tokens, which see so many `columns`; the others are those of `spans`.
+        """
+        shape, kv, device = self.shape, self.shape.kv_heads, self.device
+        groups = shape.heads // kv
         cos, sin = self._cos[positions, None], self._sin[positions, None]
-        later = torch.arange(singles.columns, device=device) > positions[:batch, None]
-        mask = torch.zeros(batch, singles.columns, dtype=self._dtype, device=device)
+        later = torch.arange(columns, device=device) > positions[:batch, None]
+        mask = torch.zeros(batch, columns, dtype=self._dtype, device=device)
         mask = mask.masked_fill_(later, float("-inf"))[:, None, None]
         every = torch.arange(batch, device=device)
-        x = functional.embedding(torch.tensor(tokens, device=device), self._embed).to(self._dtype)
+        x = functional.embedding(tokens, self._embed).to(self._dtype)
         mixed = x.new_empty(len(tokens), shape.heads * shape.head_dim)
         for cache, layer in zip(self._cache, self._layers, strict=True):
             projected = self._project(x, layer, cos, sin)
             if batch:
                 cache[every, :, positions[:batch]] = projected[:batch, shape.heads :]
                 q = projected[:batch, : shape.heads].reshape(batch, kv, groups, shape.head_dim)
-                keys, values = cache[:batch, :kv, : singles.columns], cache[:batch, kv:, : singles.columns]
+                keys, values = cache[:batch, :kv, :columns], cache[:batch, kv:, :columns]
                 seen = functional.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
                 mixed[:batch] = seen.reshape(batch, -1)
             for span in spans:
                 self._attend(span, projected[span.tokens], cache, mixed[span.tokens])
             x = self._finish(x, mixed, layer)
-        scored = [torch.arange(batch)]
-        scored += [torch.arange(span.tokens.stop - span.chunk.scored, span.tokens.stop) for span in spans]
-        last = torch.cat(scored).to(device)
-        logits = self._matrices.product(self._normed(x[last], self._norm), self._head).float()
-        parts = logits.split([len(part) for part in scored])
-        return parts[0], list(parts[1:])
+        x = x if scored is None else x[scored]
+        return self._matrices.product(self._normed(x, self._norm), self._head).float()
+
+    def _step(self, tokens: Tensor, positions: Tensor, columns: int) -> Tensor:
+        return self._pass(tokens, positions, len(tokens), columns, (), None)
 
     def _attend(self, span: _Span, projected: Tensor, cache: Tensor, mixed: Tensor) -> None:
         """Cache a chunk's keys and values, and write its attention to `mixed` (n, H D)."""
