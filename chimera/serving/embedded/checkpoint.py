@@ -66,24 +66,35 @@ class Checkpoint:
 
 
 def locate(path: str) -> Path:
-    """The folder behind a configured path: a bundled model's, a local one, or a hub name's (downloaded if need be).
+    """The folder behind a configured path: a bundled model's, a local one, or one in the cache.
+
+    A model of `NAMED` or of the hub is downloaded at its first use, a GGUF file converted.
 
     Raises:
-        ConfigError: the folder or hub model cannot be found or fetched.
+        ConfigError: the folder, file or model cannot be found, read or fetched.
     """
+    from chimera.serving.embedded.sources.gguf_file import gguf_folder, is_gguf
+    from chimera.serving.embedded.sources.named import NAMED, named_model
+
     if path in BUNDLED:
         if not (ASSETS / path / "config.json").is_file():
             raise ConfigError(f"the bundled model is missing from {ASSETS / path}: reinstall the package")
         return ASSETS / path
+    if path in NAMED:
+        return named_model(path)
     folder = Path(path).expanduser()
     if folder.is_dir():
         return folder
+    if is_gguf(folder):
+        return gguf_folder(folder)
     if folder.exists():
-        raise ConfigError(f"models.*.path {path!r} is a file: give the folder that holds the model's config.json")
+        raise ConfigError(
+            f"models.*.path {path!r} is a file, and no GGUF file: give the folder that holds the model's config.json"
+        )
     if folder.is_absolute() or path.startswith((".", "~")) or path.count("/") != 1:
         raise ConfigError(
-            f"models.*.path {path!r} is no folder: give {', '.join(BUNDLED)}, a folder with config.json, or an "
-            "owner/name of the hub"
+            f"models.*.path {path!r} is no folder: give {', '.join((*BUNDLED, *NAMED))}, a folder with config.json, a "
+            "GGUF file, or an owner/name of the hub"
         )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError

@@ -5,6 +5,7 @@ would take twice the disk. llama.cpp stores a Llama model's queries and keys wit
 here they get transformers' order back.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 
 from chimera.core.errors import ConfigError
 from chimera.serving.embedded.shapes import ELSEWHERE, FAMILIES, RopeScaling, Shape, expected_tensors, read_shape
+from chimera.serving.embedded.sources.cache import cached
 from chimera.serving.embedded.sources.vocabulary import read_tokenizer
 
 if TYPE_CHECKING:
@@ -24,6 +26,26 @@ ROPE_FACTORS = "rope_freqs.weight"
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """The scaling of all Llama 3 models beyond its factor, which a GGUF file does not name."""
 MARKS = ("bos", "eos", "unknown", "padding")
+MAGIC = b"GGUF"
+FORMAT = 1
+"""Of converted folders. Raise it when a conversion gives another folder than before."""
+
+
+def is_gguf(file: Path) -> bool:
+    """True if `file` begins as GGUF files do, whatever its name ends with."""
+    try:
+        with file.open("rb") as opened:
+            return opened.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
+def gguf_folder(file: Path) -> Path:
+    """The model folder of a GGUF file, in the user's cache; made at the first use. Raises ConfigError as `convert`."""
+    state, place = file.stat(), file.resolve()
+    # Reading all of a large file to hash it would take a minute at each start.
+    mark = f"{place} {state.st_size} {state.st_mtime_ns} {FORMAT}"
+    return cached(f"{file.stem}-{hashlib.sha256(mark.encode()).hexdigest()[:12]}", lambda folder: convert(file, folder))
 
 
 def convert(file: Path, folder: Path) -> None:
