@@ -37,6 +37,8 @@ class ToolStyle:
     between: str = ""
     raw_arguments: bool = False
     """True if the template copies an arguments string unchanged, so that calls keep exactly their generated text."""
+    marked: bool = True
+    """True if the tags of calls are tokens of the vocabulary; otherwise they are written with ordinary tokens."""
 
 
 def schema_grammar(schema: Mapping[str, Any]) -> str:
@@ -67,15 +69,21 @@ def tools_grammar(
         lines.append(f"start: {calls}")
     elif answer is not None:
         lines += [f"start: {calls} | answer", f"answer: {_json(answer)}"]
-    else:
+    elif style.marked:
         lines += [f"start: TEXT ({calls})?", "TEXT: /(.|\\n)*/"]
-    lines.append("call: " + " | ".join(f"call_{index}" for index in range(len(tools))))
+    else:  # A tag of ordinary tokens ends the text: after it only a whole call may follow.
+        more = f" ({_text(style.between)} call)*" if parallel else ""
+        lines += [f"start: TEXT | lead called{more}", f"lead[lazy]: /(.|\\n)*{OPEN}/"]
+        lines.append(f"TEXT: /(.|\\n)*/ & ~/(.|\\n)*{OPEN}(.|\\n)*/")
+    opened, closed = (OPEN, CLOSE) if style.marked else (_text(OPEN), _text(CLOSE))
+    lines.append(f"call: {opened} called")
+    lines.append("called: " + " | ".join(f"called_{index}" for index in range(len(tools))))
     for index, tool in enumerate(tools):
         function = tool["function"]
         head = f'{style.before}{{"name"{style.colon}"{function["name"]}"{style.comma}"arguments"{style.colon}'
         parameters = function.get("parameters") or {"type": "object", "properties": {}, "additionalProperties": False}
         body = _json(parameters, colon=style.argument_colon, comma=style.argument_comma)
-        lines.append(f"call_{index}: {OPEN} {_text(head)} {body} {_text('}' + style.after)} {CLOSE}")
+        lines.append(f"called_{index}: {_text(head)} {body} {_text('}' + style.after)} {closed}")
     return "\n".join(lines) + "\n"
 
 
