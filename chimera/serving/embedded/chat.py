@@ -18,7 +18,6 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from chimera.core.errors import ConfigError
 from chimera.serving.embedded.dialogue.manners import Manners
 from chimera.serving.embedded.grammar import CLOSE, OPEN, ToolStyle
 from chimera.serving.embedded.protocol import BadRequest, ChatMessage
@@ -82,10 +81,10 @@ class ChatFormat:
         self._segment_ids = lru_cache(CACHED_SEGMENTS)(self._encode_segment)
         self._longest = _longest_token(tokenizer)
         self._segments = len(control) == len(added) and _splits_at_control_tokens(tokenizer)
-        marked = OPEN in control and CLOSE in control
         style = self._find_tool_style()
-        self._manners = Manners(tools=style is not None, system=self._renders("system", "user"), rows=self._renders("user", "user"))
-        self.tool_style = replace(style or PLAIN_CALLS, marked=marked)
+        system, rows = self._renders("system", "user"), self._renders("user", "user")
+        self.manners = Manners(tools=style is not None, system=system, rows=rows)
+        self.tool_style = replace(style or PLAIN_CALLS, marked=OPEN in control and CLOSE in control)
 
     def encode(
         self,
@@ -152,7 +151,7 @@ class ChatFormat:
         hidden: dict[str, str] = {}
         plain: list[dict[str, Any]] = []
         as_read = [_to_template(message, self.tool_style.raw_arguments) for message in messages]
-        for message in self._manners.adapted(as_read, tools):
+        for message in self.manners.adapted(as_read, tools):
             pattern = self._special_pattern if message["role"] == "assistant" else self._control_pattern
             plain.append(message if pattern is None else _hide(message, pattern, hidden))
         return plain, hidden
@@ -194,6 +193,13 @@ class ChatFormat:
                 end = match.end()
         return ids
 
+    def closing_token(self) -> int | None:
+        """The control token with which the template closes an answer; None if it closes it otherwise."""
+        turns = [{"role": role, "content": role} for role in ("user", "assistant")]
+        after = self._render(turns, [], open_turn=False).rpartition("assistant")[2]
+        match = self._control_pattern.match(after.lstrip()) if self._control_pattern is not None else None
+        return self._control[match.group()] if match else None
+
     def _renders(self, *roles: str) -> bool:
         """True if the template renders messages of these roles in a row with all their text."""
         texts = [f"text {number}" for number in range(len(roles))]
@@ -218,7 +224,7 @@ class ChatFormat:
             except BadRequest:
                 continue
             if match is not None:
-                return ToolStyle(**match.groupdict(), raw_arguments=raw)
+                return replace(ToolStyle(raw_arguments=raw), **match.groupdict())
         return None
 
 

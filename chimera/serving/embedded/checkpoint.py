@@ -54,7 +54,7 @@ class Language:
     template: str = field(repr=False)
     eos: tuple[int, ...]
     marks: Mapping[str, str]
-    sampling: Sampling = Sampling()
+    sampling: Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +137,16 @@ def load_checkpoint(path: str, dtype: Precision = "float32") -> Checkpoint:
     )
 
 
-def check_checkpoint(path: str, dtype: Precision) -> None:
-    """Refuse what `load_checkpoint` refuses by the names and sizes of the weights, without reading them.
+def check_checkpoint(path: str, dtype: Precision) -> list[str]:
+    """Refuse what the server refuses, by the names and sizes of the weights, without reading them.
+
+    Returns:
+        Sentences on how the model's chat template is used, if that is not as it was made.
 
     Raises:
-        ConfigError: see `load_checkpoint`.
+        ConfigError: see `load_checkpoint`; or the tokenizer or chat template is misread.
     """
-    folder, shape, _ = _without_weights(path)
+    folder, shape, language = _without_weights(path)
     sizes: dict[str, list[int]] = {}
     for file in _weight_files(folder):
         with _opened(file, "np") as tensors:
@@ -151,6 +154,11 @@ def check_checkpoint(path: str, dtype: Precision) -> None:
         _check_memory(list(shapes.values()), dtype, file)
         sizes |= shapes
     _check_sizes(sizes, shape, folder)
+    if path in BUNDLED:
+        return []
+    from chimera.serving.embedded.dialogue.trial import try_language
+
+    return try_language(language, shape.vocab, folder)
 
 
 def _without_weights(path: str) -> tuple[Path, Shape, Language]:

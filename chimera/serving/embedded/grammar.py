@@ -64,7 +64,8 @@ def tools_grammar(
         answer: JSON schema of the answer that may replace a call; None allows any text, also before calls.
     """
     lines = ["%llguidance {}"]
-    calls = f"call ({_text(style.between)} call)*" if parallel else "call"
+    # A model whose vocabulary has no tags was hardly trained to call: it would write calls until it is cut.
+    calls = f"call ({_text(style.between)} call)*" if parallel and style.marked else "call"
     if must_call:
         lines.append(f"start: {calls}")
     elif answer is not None:
@@ -72,8 +73,7 @@ def tools_grammar(
     elif style.marked:
         lines += [f"start: TEXT ({calls})?", "TEXT: /(.|\\n)*/"]
     else:  # A tag of ordinary tokens ends the text: after it only a whole call may follow.
-        more = f" ({_text(style.between)} call)*" if parallel else ""
-        lines += [f"start: TEXT | lead called{more}", f"lead[lazy]: /(.|\\n)*{OPEN}/"]
+        lines += ["start: TEXT | lead called", f"lead[lazy]: /(.|\\n)*{OPEN}/"]
         lines.append(f"TEXT: /(.|\\n)*/ & ~/(.|\\n)*{OPEN}(.|\\n)*/")
     opened, closed = (OPEN, CLOSE) if style.marked else (_text(OPEN), _text(CLOSE))
     lines.append(f"call: {opened} called")

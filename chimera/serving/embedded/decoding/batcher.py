@@ -198,7 +198,14 @@ class Lane:
             allowed = torch.from_numpy(allowed_tokens([job.matcher for job in jobs], logits.shape[1]))
         scored = any(job.log_probs for job in jobs)
         choice = choose(
-            _penalised(logits, jobs), temperature, top_p, uniform, allowed, want_log_probs=scored, top_k=top_k, min_p=min_p
+            _penalised(logits, jobs),
+            temperature,
+            top_p,
+            uniform,
+            allowed,
+            want_log_probs=scored,
+            top_k=top_k,
+            min_p=min_p,
         )
         tokens: list[int] = choice.tokens.tolist()
         if choice.log_probs is not None:
@@ -212,9 +219,7 @@ class Lane:
             self._force(job, counters)
         self._finish_ended(counters)
 
-    def _sampling_settings(
-        self, jobs: list[DecodingJob]
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    def _sampling_settings(self, jobs: list[DecodingJob]) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         """Temperature, top-p, top-k and min-p of each job; None for one that no job uses."""
         if self._settings is None:
             temperature = torch.tensor([job.temperature for job in jobs])
@@ -313,7 +318,8 @@ def _penalised(logits: Tensor, jobs: list[DecodingJob]) -> Tensor:
     if all(job.repetition_penalty == 1 for job in jobs):
         return logits
     rows = [
-        row if job.repetition_penalty == 1
+        row
+        if job.repetition_penalty == 1
         else penalise(row, torch.tensor(sorted({*job.prompt, *job.tokens})), job.repetition_penalty)
         for row, job in zip(logits, jobs, strict=True)
     ]

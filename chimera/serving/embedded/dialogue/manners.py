@@ -31,6 +31,15 @@ class Manners:
     system: bool = True
     rows: bool = True
 
+    def sentences(self) -> list[str]:
+        """What users should know of how the template is used."""
+        lacking = {
+            "knows no tools, so they are described in the system message and called in plain text": self.tools,
+            "refuses system messages, so they stand at the beginning of the user's first message": self.system,
+            "refuses two user messages in a row, so they become one": self.rows,
+        }
+        return [f"its chat template {what}" for what, renders in lacking.items() if not renders]
+
     def adapted(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
         """The same conversation in a form that the template renders."""
         adapted = list(messages)

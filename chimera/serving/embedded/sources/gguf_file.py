@@ -8,6 +8,7 @@ here they get transformers' order back.
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,13 +69,14 @@ def convert(file: Path, folder: Path) -> None:
     tokenizer = read_tokenizer(facts, file)
     _write_weights(read_shape(settings, file), settings["model_type"], tensors, folder, file)
     tokenizer.save(str(folder / "tokenizer.json"))
-    named = {mark: facts.get(f"tokenizer.ggml.{mark}_token_id") for mark in MARKS}
-    marks = {f"{mark[:3]}_token": facts["tokenizer.ggml.tokens"][token] for mark, token in named.items() if token is not None}
+    ids = {mark: facts.get(f"tokenizer.ggml.{mark}_token_id") for mark in (*MARKS, "eot")}
+    tokens = facts["tokenizer.ggml.tokens"]
+    marks = {f"{mark[:3]}_token": tokens[ids[mark]] for mark in MARKS if ids[mark] is not None}
     _write(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **marks})
-    ends = [facts.get(f"tokenizer.ggml.{mark}_token_id") for mark in ("eos", "eot")]
-    ids = {"eos_token_id": list(dict.fromkeys(end for end in ends if end is not None)), "bos_token_id": named["bos"]}
-    _write(folder / "config.json", {**settings, **ids, "pad_token_id": named["padding"]})
-    _write(folder / "generation_config.json", ids)
+    ends = list(dict.fromkeys(ids[mark] for mark in ("eos", "eot") if ids[mark] is not None))
+    generation = {"bos_token_id": ids["bos"], "eos_token_id": ends, "pad_token_id": ids["padding"]}
+    _write(folder / "config.json", settings | generation)
+    _write(folder / "generation_config.json", generation)
     if template := facts.get("tokenizer.chat_template"):
         (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
 
@@ -86,7 +88,7 @@ def _write(file: Path, content: Mapping[str, Any]) -> None:
 def _settings(facts: Mapping[str, Any], tensors: "Mapping[str, ReaderTensor]", file: Path) -> dict[str, Any]:
     """The file's sizes as a config.json has them."""
     family = facts.get("general.architecture")
-    if family not in FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         raise ConfigError(
             f"the embedded server runs {', '.join(FAMILIES.values())} models, and {file} holds {family!r}: {ELSEWHERE}"
         )
@@ -124,18 +126,16 @@ def _settings(facts: Mapping[str, Any], tensors: "Mapping[str, ReaderTensor]", f
 
 def _llama3(shape: Shape, factors: np.ndarray, file: Path) -> dict[str, Any]:
     """Llama 3's scaling, if it is what gives the file's factors."""
-    from dataclasses import replace
-
     scaling = RopeScaling(factor=float(factors.max()), **LLAMA3)
     expected = shape.rotary_frequencies() / replace(shape, rope_scaling=scaling).rotary_frequencies()
     if expected.shape != factors.shape or not np.allclose(expected.numpy(), factors, rtol=1e-3):
-        raise ConfigError(f"{file} scales its rotary positions otherwise than Llama 3, which is not supported: {ELSEWHERE}")
+        raise ConfigError(
+            f"{file} scales its rotary positions otherwise than Llama 3, which is not supported: {ELSEWHERE}"
+        )
     return {"rope_type": "llama3", **scaling.model_dump()}
 
 
-def _write_weights(
-    shape: Shape, family: str, tensors: "Mapping[str, ReaderTensor]", folder: Path, file: Path
-) -> None:
+def _write_weights(shape: Shape, family: str, tensors: "Mapping[str, ReaderTensor]", folder: Path, file: Path) -> None:
     import gguf
     import torch
     from safetensors.torch import save_file

