@@ -188,13 +188,17 @@ def _dump(file: Path, value: Mapping[str, Any]) -> None:
 
 def generation_settings(file: Path, model: "ModelConfig", temperature: float | None) -> dict[str, Any]:
     """The model's generation settings, sampled as the society answers: at `evaluation.temperature` at most."""
+    from chimera.config.sections.models import OWN_SAMPLING
     from chimera.core.files import read_json_object
 
     settings = read_json_object(file) if file.exists() else {}
     settings.pop("_from_model_config", None)
-    sampled = {"do_sample": False}
+    if model.kind != "embedded" or settings.get("do_sample") is not True:  # Then it was sampled without them.
+        settings = {name: value for name, value in settings.items() if name not in OWN_SAMPLING}
+    sampled: dict[str, Any] = {"do_sample": False}
     if (used := model.temperature if temperature is None else min(model.temperature, temperature)) > 0:
-        sampled = {"do_sample": True, "temperature": used, "top_p": model.top_p, "top_k": 0}
+        sampled = {"do_sample": True, "temperature": used, "top_p": model.top_p, "top_k": settings.get("top_k", 0)}
+        sampled |= model.request_fields["extra_body"]
     return {**settings, **sampled, "max_new_tokens": model.max_tokens}
 
 
@@ -293,11 +297,12 @@ def _data(config: "Config", report: Mapping[str, Any] | None) -> str:
 
 def licence_of(path: str) -> str | None:
     """The licence of a base model: MIT for the bundled one, or what the model card in its folder says; else None."""
-    from chimera.serving.embedded.checkpoint import BUNDLED
+    from chimera.serving.embedded.checkpoint import BUNDLED, locate
+    from chimera.serving.embedded.sources.named import NAMED
 
     if path in BUNDLED:
         return "mit"
-    card = Path(path).expanduser() / CARD
+    card = (locate(path) if path in NAMED else Path(path).expanduser()) / CARD
     if not card.is_file():
         return None
     lines = card.read_text(encoding="utf-8", errors="replace").splitlines()[:60]

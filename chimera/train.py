@@ -82,7 +82,8 @@ def main(argv: list[str]) -> int | None:
     dataset = load(config.data)
     if arguments.quick:
         config = _fitted(config, dataset, arguments)
-    check_models(config.served(), secrets, learning=config.learning())
+    for sentence in check_models(config.served(), secrets, learning=config.learning()):
+        print(f"note: {sentence}", flush=True)
     if config.roles.foreign():
         from agents.tools.toolbox import check_tools
 

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 from pydantic_core import from_json
 
 from chimera.core.errors import ModelError, UnreachableError
+from chimera.serving.lengths import bounded
 from chimera.serving.refusals import REFUSALS, RefusedFields, RefusedRequest
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class Endpoint:
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     provider: str | None = None
     provider_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    bounded: bool = False
+    """True if its answers' texts must fit into `max_tokens` (`chimera.serving.lengths`)."""
 
     @property
     def place(self) -> str:
@@ -183,7 +186,9 @@ class HttpModel:
         if tools:
             request["tools"] = list(tools)
         if response_format and (endpoint.structured == "always" or (endpoint.structured == "final" and not tools)):
-            request["response_format"] = response_format
+            request["response_format"] = (
+                bounded(response_format, endpoint.max_tokens) if endpoint.bounded else response_format
+            )
         if seed is not None:
             request["seed"] = seed
         return self._shared.refused.without(endpoint.place, request | dict(endpoint.extra_body))

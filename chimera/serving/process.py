@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -149,8 +150,11 @@ class ModelServers:
 
 def check_models(
     models: Mapping[str, ModelConfig], secrets: Mapping[str, str], *, learning: Collection[str] = ()
-) -> None:
+) -> list[str]:
     """Check, before anything is started, what `serve` would refuse. Downloads hub models.
+
+    Returns:
+        Sentences for the user on how models are used.
 
     Raises:
         ConfigError: an endpoint's key is not set, its provider's package is missing or refuses the settings, a
@@ -171,10 +175,11 @@ def check_models(
                 from chimera.serving.providers import chat_model
 
                 chat_model(endpoint, f"models.{key}")
-    for model in {(model.path, model.dtype): model for model in models.values() if model.kind == "embedded"}.values():
-        check_checkpoint(model.path, model.dtype)
     for path in {model.path for model in models.values() if model.kind == "vllm"}:
         check_trainable(locate(path))
+    embedded = {(model.path, model.dtype): model for model in models.values() if model.kind == "embedded"}.values()
+    sentences = (check_checkpoint(model.path, model.dtype) for model in embedded)
+    return list(dict.fromkeys(chain.from_iterable(sentences)))
 
 
 @contextmanager
@@ -415,6 +420,8 @@ def _known_key(setting: str, variable: str, secrets: Mapping[str, str]) -> str:
 
 
 def _endpoint(base_url: str, name: str, api_key: str, model: ModelConfig) -> Endpoint:
+    from chimera.serving.bundled import is_bundled
+
     return Endpoint(
         base_url=base_url,
         model=name,
@@ -427,4 +434,6 @@ def _endpoint(base_url: str, name: str, api_key: str, model: ModelConfig) -> End
         **model.request_fields,
         provider=model.provider,
         provider_options=model.provider_options,
+        # The bundled model was trained with its schemas as they are, and ends its answers.
+        bounded=model.kind == "embedded" and not is_bundled(model.path),
     )

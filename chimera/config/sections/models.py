@@ -23,6 +23,8 @@ def variable_name(value: str | None) -> str | None:
     return value
 
 
+OWN_SAMPLING = ("top_k", "min_p", "repetition_penalty")
+"""How tokens are drawn beside temperature and top_p; a model's makers may have named values for it."""
 Precision = Literal["float32", "bfloat16"]
 """The numbers that a model computes with."""
 ENDPOINT, VLLM, WEIGHTS = (
@@ -48,7 +50,8 @@ class ModelConfig(ConfigSection):
     path: Annotated[str, WEIGHTS] = Field(
         default="nano",
         min_length=1,
-        description="embedded, vllm: a folder, a hub name, or a bundled model (nano, nano_synthesis)",
+        description="embedded, vllm: a folder, a GGUF file, a hub name, smollm2 (fetched at its first use), or a "
+        "bundled model (nano, nano_synthesis)",
     )
     dtype: Annotated[Precision, WEIGHTS] = Field(
         default="float32",
@@ -128,6 +131,22 @@ class ModelConfig(ConfigSection):
     top_p: Annotated[float, SAMPLED] = Field(
         default=1.0, gt=0, le=1, description="nucleus sampling: share of probability kept"
     )
+    top_k: Annotated[int | None, WEIGHTS] = Field(
+        default=None, ge=0, description="so many of the likeliest tokens are kept; 0: all; null: the model's own"
+    )
+    min_p: Annotated[float | None, WEIGHTS] = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="tokens are kept that have this share of the likeliest one's probability; null: the model's own",
+    )
+    repetition_penalty: Annotated[float | None, WEIGHTS] = Field(
+        default=None,
+        gt=0,
+        le=10,
+        description="makes tokens rarer that the prompt or the answer holds, if above 1; null: the model's own "
+        "(embedded: of its generation_config.json, as for the two above; otherwise off)",
+    )
     max_tokens: Annotated[int, SAMPLED] = Field(
         default=768, ge=1, le=1_000_000, description="longest answer, in tokens"
     )
@@ -205,6 +224,9 @@ class ModelConfig(ConfigSection):
     @property
     def request_fields(self) -> dict[str, Any]:
         """The settings of what OpenAI-compatible servers are sent beyond the usual, by their names."""
+        if self.has_weights:
+            fields = {name: getattr(self, name) for name in OWN_SAMPLING}
+            return {"extra_body": {name: value for name, value in fields.items() if value is not None}}
         if self.kind != "endpoint" or self.provider is not None:
             return {}
         return {name: getattr(self, name) for name in ("max_completion_tokens", "reasoning_effort", "extra_body")}

@@ -8,7 +8,7 @@ import json
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from chimera.serving.embedded.dialogue.manners import Manners
 from chimera.serving.embedded.grammar import CLOSE, OPEN, ToolStyle
 from chimera.serving.embedded.protocol import BadRequest, ChatMessage
 
@@ -34,6 +35,8 @@ CALL_PROBE = re.compile(
     r'{"a"(?P<argument_colon>:\s*)1(?P<argument_comma>,\s*)"b":\s*2'
     rf"}}}}(?P<after>\s*){CLOSE}(?P<between>\s*){OPEN}"
 )
+PLAIN_CALLS = ToolStyle(between="\n", raw_arguments=True)
+"""Calls of templates that render none, as `dialogue.manners` writes them."""
 PLACEHOLDER = re.compile("\ue000[0-9a-f]{16}\ue001")
 """Replaces the text of a control token while the chat template is rendered."""
 
@@ -78,7 +81,10 @@ class ChatFormat:
         self._segment_ids = lru_cache(CACHED_SEGMENTS)(self._encode_segment)
         self._longest = _longest_token(tokenizer)
         self._segments = len(control) == len(added) and _splits_at_control_tokens(tokenizer)
-        self.tool_style = self._find_tool_style() if OPEN in control and CLOSE in control else None
+        style = self._find_tool_style()
+        system, rows = self._renders("system", "user"), self._renders("user", "user")
+        self.manners = Manners(tools=style is not None, system=system, rows=rows)
+        self.tool_style = replace(style or PLAIN_CALLS, marked=OPEN in control and CLOSE in control)
 
     def encode(
         self,
@@ -96,7 +102,7 @@ class ChatFormat:
         Raises:
             BadRequest: the chat template refuses the conversation, or it is longer than `most`.
         """
-        plain, hidden = self._prepare(messages)
+        plain, hidden = self._prepare(messages, tools)
         text = self._render(plain, tools)
         if most is not None and (fewest := self.fewest_tokens(_restored(text, hidden))) > most:
             raise _too_long(f"at least {fewest}", most)
@@ -126,8 +132,8 @@ class ChatFormat:
         Raises:
             BadRequest: the chat template refuses the conversation, or renders the prompt differently with an answer.
         """
-        question, hidden = self._prepare(messages[:-1])
-        answered, hidden_in_answer = self._prepare(messages[-1:])
+        question, hidden = self._prepare(messages[:-1], tools)
+        answered, hidden_in_answer = self._prepare(messages[-1:], ())
         prompt = self._render(question, tools)
         whole = self._render([*question, *answered], tools, open_turn=False)
         if not whole.startswith(prompt):
@@ -138,12 +144,14 @@ class ChatFormat:
             )
         return self._tokens(prompt, hidden), self._tokens(whole[len(prompt) :], hidden_in_answer)
 
-    def _prepare(self, messages: Sequence[ChatMessage]) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    def _prepare(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[dict[str, Any]], dict[str, str]]:
         """Messages in the template's form, and the text that each placeholder in them replaces."""
         hidden: dict[str, str] = {}
         plain: list[dict[str, Any]] = []
-        raw = self.tool_style is not None and self.tool_style.raw_arguments
-        for message in (_to_template(message, raw) for message in messages):
+        as_read = [_to_template(message, self.tool_style.raw_arguments) for message in messages]
+        for message in self.manners.adapted(as_read, tools):
             pattern = self._special_pattern if message["role"] == "assistant" else self._control_pattern
             plain.append(message if pattern is None else _hide(message, pattern, hidden))
         return plain, hidden
@@ -185,6 +193,23 @@ class ChatFormat:
                 end = match.end()
         return ids
 
+    def closing_token(self) -> int | None:
+        """The control token with which the template closes an answer; None if it closes it otherwise."""
+        turns = [{"role": role, "content": role} for role in ("user", "assistant")]
+        after = self._render(turns, [], open_turn=False).rpartition("assistant")[2]
+        match = self._control_pattern.match(after.lstrip()) if self._control_pattern is not None else None
+        return self._control[match.group()] if match else None
+
+    def _renders(self, *roles: str) -> bool:
+        """True if the template renders messages of these roles in a row with all their text."""
+        texts = [f"text {number}" for number in range(len(roles))]
+        turns = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
+        try:
+            rendered = self._render(turns, [])
+        except BadRequest:
+            return False
+        return all(text in rendered for text in texts)
+
     def _find_tool_style(self) -> ToolStyle | None:
         """How the template renders tool calls; None if it cannot render them."""
         for raw in (True, False):
@@ -199,7 +224,7 @@ class ChatFormat:
             except BadRequest:
                 continue
             if match is not None:
-                return ToolStyle(**match.groupdict(), raw_arguments=raw)
+                return replace(ToolStyle(raw_arguments=raw), **match.groupdict())
         return None
 
 
@@ -316,7 +341,7 @@ def _is_byte_level(settings: Mapping[str, Any]) -> bool:
     parts = settings["pre_tokenizer"] or {}
     steps = parts.get("pretokenizers", [parts])
     plain = all(
-        step.get("type") in {"Split", "ByteLevel"}
+        step.get("type") in {"Split", "Digits", "ByteLevel"}
         and not step.get("add_prefix_space")
         and step.get("behavior") != "Removed"
         for step in steps

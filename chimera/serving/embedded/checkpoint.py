@@ -11,9 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import ValidationError
+
 from chimera.config.sections.models import Precision
 from chimera.core.errors import ConfigError
 from chimera.core.files import parse_json
+from chimera.serving.embedded.protocol import Sampling
 from chimera.serving.embedded.shapes import Shape, expected_tensors, read_shape
 
 if TYPE_CHECKING:
@@ -29,6 +32,7 @@ TOKENIZER_FILE = "tokenizer.json"
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 """Weight files that can run code when they are read. They are never read."""
+GENERATION = "generation_config.json"
 SUFFIX = ".safetensors"
 MARKS = ("bos_token", "eos_token", "pad_token", "unk_token")
 """What tokenizer_config.json calls the control tokens that chat templates may name."""
@@ -42,13 +46,15 @@ WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 class Language:
     """How a model reads and writes text: its tokenizer, its chat template, and the ids that end an answer.
 
-    `marks` are the control tokens that templates name, such as Llama's bos_token, by these names.
+    `marks` are the control tokens that templates name, such as Llama's bos_token, by these names. `sampling` is how
+    the model's makers sample it.
     """
 
     tokenizer: "Tokenizer" = field(repr=False)
     template: str = field(repr=False)
     eos: tuple[int, ...]
     marks: Mapping[str, str]
+    sampling: Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,27 +69,39 @@ class Checkpoint:
     template: str = field(repr=False)
     eos: tuple[int, ...]
     marks: Mapping[str, str]
+    sampling: Sampling
 
 
 def locate(path: str) -> Path:
-    """The folder behind a configured path: a bundled model's, a local one, or a hub name's (downloaded if need be).
+    """The folder behind a configured path: a bundled model's, a local one, or one in the cache.
+
+    A model of `NAMED` or of the hub is downloaded at its first use, a GGUF file converted.
 
     Raises:
-        ConfigError: the folder or hub model cannot be found or fetched.
+        ConfigError: the folder, file or model cannot be found, read or fetched.
     """
+    from chimera.serving.embedded.sources.gguf_file import gguf_folder, is_gguf
+    from chimera.serving.embedded.sources.named import NAMED, named_model
+
     if path in BUNDLED:
         if not (ASSETS / path / "config.json").is_file():
             raise ConfigError(f"the bundled model is missing from {ASSETS / path}: reinstall the package")
         return ASSETS / path
+    if path in NAMED:
+        return named_model(path)
     folder = Path(path).expanduser()
     if folder.is_dir():
         return folder
+    if is_gguf(folder):
+        return gguf_folder(folder)
     if folder.exists():
-        raise ConfigError(f"models.*.path {path!r} is a file: give the folder that holds the model's config.json")
+        raise ConfigError(
+            f"models.*.path {path!r} is a file, and no GGUF file: give the folder that holds the model's config.json"
+        )
     if folder.is_absolute() or path.startswith((".", "~")) or path.count("/") != 1:
         raise ConfigError(
-            f"models.*.path {path!r} is no folder: give {', '.join(BUNDLED)}, a folder with config.json, or an "
-            "owner/name of the hub"
+            f"models.*.path {path!r} is no folder: give {', '.join((*BUNDLED, *NAMED))}, a folder with config.json, a "
+            "GGUF file, or an owner/name of the hub"
         )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -115,16 +133,20 @@ def load_checkpoint(path: str, dtype: Precision = "float32") -> Checkpoint:
         template=language.template,
         eos=language.eos,
         marks=language.marks,
+        sampling=language.sampling,
     )
 
 
-def check_checkpoint(path: str, dtype: Precision) -> None:
-    """Refuse what `load_checkpoint` refuses by the names and sizes of the weights, without reading them.
+def check_checkpoint(path: str, dtype: Precision) -> list[str]:
+    """Refuse what the server refuses, by the names and sizes of the weights, without reading them.
+
+    Returns:
+        Sentences on how the model's chat template is used, if that is not as it was made.
 
     Raises:
-        ConfigError: see `load_checkpoint`.
+        ConfigError: see `load_checkpoint`; or the tokenizer or chat template is misread.
     """
-    folder, shape, _ = _without_weights(path)
+    folder, shape, language = _without_weights(path)
     sizes: dict[str, list[int]] = {}
     for file in _weight_files(folder):
         with _opened(file, "np") as tensors:
@@ -132,6 +154,11 @@ def check_checkpoint(path: str, dtype: Precision) -> None:
         _check_memory(list(shapes.values()), dtype, file)
         sizes |= shapes
     _check_sizes(sizes, shape, folder)
+    if path in BUNDLED:
+        return []
+    from chimera.serving.embedded.dialogue.trial import try_language
+
+    return try_language(language, shape.vocab, folder)
 
 
 def _without_weights(path: str) -> tuple[Path, Shape, Language]:
@@ -160,12 +187,14 @@ def load_language(folder: Path) -> Language:
     except Exception as error:  # the library raises no more specific class
         raise ConfigError(f"{file} cannot be read ({error}): save the model's tokenizer again") from error
     settings = _read_json(folder / "config.json")
+    generation = _read_json(folder / GENERATION, optional=True)
     tokenizer_settings = _read_json(folder / "tokenizer_config.json", optional=True)
     return Language(
         tokenizer,
         _template(folder, tokenizer_settings),
-        _eos(folder, settings, tokenizer_settings, tokenizer),
+        _eos(folder, settings | generation, tokenizer_settings, tokenizer),
         {name: mark for name in MARKS if (mark := _mark(tokenizer_settings.get(name))) is not None},
+        _sampling(folder / GENERATION, generation),
     )
 
 
@@ -316,8 +345,7 @@ def _eos(
     folder: Path, settings: dict[str, Any], tokenizer_settings: dict[str, Any], tokenizer: "Tokenizer"
 ) -> tuple[int, ...]:
     """Ids that end an answer: those of the generation config (or else of the config) and of the tokenizer."""
-    generation = _read_json(folder / "generation_config.json", optional=True)
-    listed = generation.get("eos_token_id", settings.get("eos_token_id"))
+    listed = settings.get("eos_token_id")
     ids = [] if listed is None else listed if isinstance(listed, list) else [listed]
     token = _mark(tokenizer_settings.get("eos_token"))
     if token is not None and (token_id := tokenizer.token_to_id(token)) is not None:
@@ -329,6 +357,17 @@ def _eos(
     if wrong:
         raise ConfigError(f"{folder} names {str(wrong[0])[:40]!r} as eos token, and its tokenizer has {size} tokens")
     return tuple(dict.fromkeys(ids))
+
+
+def _sampling(file: Path, generation: Mapping[str, Any]) -> Sampling:
+    """How the model's makers sample it; transformers heeds these settings only with do_sample."""
+    if generation.get("do_sample") is not True:
+        return Sampling()
+    try:
+        return Sampling.model_validate(generation)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ConfigError(f"{file}: {first['loc'][0]} is {str(first['input'])[:40]}: {first['msg']}") from error
 
 
 def _read_json(file: Path, *, optional: bool = False) -> dict[str, Any]:

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from chimera.config.sections.models import ServingConfig
 from chimera.serving.embedded.chat import ChatFormat, parse_answer
+from chimera.serving.embedded.checkpoint import TOKENIZER_FILE
 from chimera.serving.embedded.decoding.batcher import DecodingJob, FinishedJob, Vocabulary
+from chimera.serving.embedded.dialogue.trial import try_end, try_texts
 from chimera.serving.embedded.grammar import CLOSE, OPEN, Grammars, schema_grammar, tools_grammar
-from chimera.serving.embedded.protocol import BadRequest, ChatRequest, NamedToolChoice, envelope
+from chimera.serving.embedded.protocol import ChatRequest, NamedToolChoice, Sampling, envelope
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -25,11 +27,18 @@ OBJECT_SCHEMA = {"type": "object"}
 
 
 class TextSide:
-    """The parts of a model that do not depend on its weights: tokenizer, chat template, grammars, context length."""
+    """The parts of a model that do not depend on its weights: tokenizer, chat template, grammars, context length.
+
+    Raises:
+        ConfigError: Tokenizer or chat template is misread (`dialogue.trial`).
+    """
 
     def __init__(self, checkpoint: "Checkpoint", serving: ServingConfig) -> None:
         self.chat = ChatFormat(checkpoint.template, checkpoint.tokenizer, checkpoint.marks)
         self.grammars = Grammars(checkpoint.tokenizer, checkpoint.shape.vocab, checkpoint.eos)
+        try_texts(checkpoint.tokenizer, self.grammars, checkpoint.folder / TOKENIZER_FILE)
+        try_end(self.chat, checkpoint.eos, checkpoint.tokenizer, checkpoint.folder)
+        self.sampling = checkpoint.sampling.model_dump(exclude_none=True)
         self.context = min(serving.context_length, checkpoint.shape.max_positions)
         self.tokens = checkpoint.tokenizer.get_vocab(with_added_tokens=True)
         tags = {self.tokens.get(OPEN), self.tokens.get(CLOSE)}
@@ -51,12 +60,13 @@ def make_jobs(request: ChatRequest, text: TextSide) -> list[DecodingJob]:
     tools = [tool.model_dump(exclude_none=True) for tool in request.tools or []]
     prompt = text.chat.encode(request.messages, tools, most=text.context - 1)
     room = text.context - len(prompt)
+    # Fields that the request leaves out are the model's own; what that does not say either is off.
+    sampling: dict[str, Any] = text.sampling | request.model_dump(include=set(Sampling.model_fields), exclude_none=True)
     return [
         DecodingJob(
             prompt=prompt,
             max_new=min(request.token_limit or room, room),
-            temperature=1.0 if request.temperature is None else request.temperature,
-            top_p=request.top_p or 1.0,
+            **sampling,
             seed=None if request.seed is None else f"{request.seed}/{index}",
             stops=tuple(stop.encode() for stop in request.stops),
             matcher=matcher.deep_copy() if matcher else None,
@@ -75,11 +85,6 @@ def _matcher(request: ChatRequest, text: TextSide) -> "LLMatcher | None":
         schema = form.json_schema.schema_ if form.json_schema is not None else OBJECT_SCHEMA
     choice = request.tool_choice or "auto"
     if request.tools and choice != "none":
-        if text.chat.tool_style is None:
-            raise BadRequest(
-                f"tools: the chat template of model {request.model!r} has no {OPEN} form, so it cannot call tools",
-                param="tools",
-            )
         tools = [tool.model_dump(exclude_none=True) for tool in request.tools]
         if isinstance(choice, NamedToolChoice):
             tools = [tool for tool in tools if tool["function"]["name"] == choice.function.name]

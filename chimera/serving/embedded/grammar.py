@@ -37,6 +37,8 @@ class ToolStyle:
     between: str = ""
     raw_arguments: bool = False
     """True if the template copies an arguments string unchanged, so that calls keep exactly their generated text."""
+    marked: bool = True
+    """True if the tags of calls are tokens of the vocabulary; otherwise they are written with ordinary tokens."""
 
 
 def schema_grammar(schema: Mapping[str, Any]) -> str:
@@ -62,20 +64,26 @@ def tools_grammar(
         answer: JSON schema of the answer that may replace a call; None allows any text, also before calls.
     """
     lines = ["%llguidance {}"]
-    calls = f"call ({_text(style.between)} call)*" if parallel else "call"
+    # A model whose vocabulary has no tags was hardly trained to call: it would write calls until it is cut.
+    calls = f"call ({_text(style.between)} call)*" if parallel and style.marked else "call"
     if must_call:
         lines.append(f"start: {calls}")
     elif answer is not None:
         lines += [f"start: {calls} | answer", f"answer: {_json(answer)}"]
-    else:
+    elif style.marked:
         lines += [f"start: TEXT ({calls})?", "TEXT: /(.|\\n)*/"]
-    lines.append("call: " + " | ".join(f"call_{index}" for index in range(len(tools))))
+    else:  # A tag of ordinary tokens ends the text: after it only a whole call may follow.
+        lines += ["start: TEXT | lead called", f"lead[lazy]: /(.|\\n)*{OPEN}/"]
+        lines.append(f"TEXT: /(.|\\n)*/ & ~/(.|\\n)*{OPEN}(.|\\n)*/")
+    opened, closed = (OPEN, CLOSE) if style.marked else (_text(OPEN), _text(CLOSE))
+    lines.append(f"call: {opened} called")
+    lines.append("called: " + " | ".join(f"called_{index}" for index in range(len(tools))))
     for index, tool in enumerate(tools):
         function = tool["function"]
         head = f'{style.before}{{"name"{style.colon}"{function["name"]}"{style.comma}"arguments"{style.colon}'
         parameters = function.get("parameters") or {"type": "object", "properties": {}, "additionalProperties": False}
         body = _json(parameters, colon=style.argument_colon, comma=style.argument_comma)
-        lines.append(f"call_{index}: {OPEN} {_text(head)} {body} {_text('}' + style.after)} {CLOSE}")
+        lines.append(f"called_{index}: {_text(head)} {body} {_text('}' + style.after)} {closed}")
     return "\n".join(lines) + "\n"
 
 

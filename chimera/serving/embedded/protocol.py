@@ -17,10 +17,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "stream_options": (),
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
-    "repetition_penalty": (1,),
     "logit_bias": ({},),
-    "top_k": (-1, 0),
-    "min_p": (0,),
     "modalities": (["text"],),
     "functions": ([],),
 }
@@ -164,7 +161,23 @@ class NamedToolChoice(_RequestPart):
     function: NamedFunction
 
 
-class ChatRequest(BaseModel):
+class Sampling(_RequestPart):
+    """How tokens are drawn. A field that is None is the model's own (generation_config.json), otherwise off.
+
+    Attributes:
+        top_k: Only so many of the likeliest tokens; 0 and -1 mean all.
+        min_p: Only tokens that are at least so likely, as a share of the likeliest one's probability.
+        repetition_penalty: Divides positive and multiplies negative logits of tokens that the prompt or answer holds.
+    """
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+
+
+class ChatRequest(Sampling):
     """POST /v1/chat/completions.
 
     Beyond OpenAI's API: `return_token_ids` adds `prompt_token_ids` to the response and `token_ids` to every choice,
@@ -179,8 +192,6 @@ class ChatRequest(BaseModel):
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     stop: str | Annotated[list[str], Field(max_length=4)] | None = None

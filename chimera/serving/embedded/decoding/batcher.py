@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from chimera.serving.embedded.decoding.engine import Chunk, Engine, Singles
 from chimera.serving.embedded.decoding.rows import RowTable
-from chimera.serving.embedded.decoding.sampling import choose
+from chimera.serving.embedded.decoding.sampling import choose, penalise
 from chimera.serving.embedded.grammar import allowed_tokens, forced_tokens
 from chimera.serving.embedded.protocol import Unavailable
 
@@ -69,6 +70,9 @@ class DecodingJob:
     max_new: int
     temperature: float = 1.0
     top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
     seed: str | None = None
     stops: tuple[bytes, ...] = ()
     matcher: "LLMatcher | None" = None
@@ -133,7 +137,7 @@ class Lane:
         self._table = RowTable(slots, engine.rows - slots)
         self._live: dict[int, DecodingJob] = {}
         self._logits = torch.zeros(slots, engine.shape.vocab, device=engine.device)
-        self._settings: tuple[Tensor, Tensor | None] | None = None
+        self._settings: tuple[Tensor, Tensor | None, Tensor | None, Tensor | None] | None = None
 
     @property
     def busy(self) -> bool:
@@ -188,14 +192,23 @@ class Lane:
         rows = list(self._live)
         jobs = list(self._live.values())
         logits = self._logits[rows]
-        temperature, top_p = self._sampling_settings(jobs)
+        temperature, top_p, top_k, min_p = self._sampling_settings(jobs)
         device = self.engine.device
         uniform = torch.tensor([job.generator.random() for job in jobs], dtype=torch.float64, device=device)
         allowed = None
         if any(job.matcher is not None for job in jobs):
             allowed = torch.from_numpy(allowed_tokens([job.matcher for job in jobs], logits.shape[1])).to(device)
         scored = any(job.log_probs for job in jobs)
-        choice = choose(logits, temperature, top_p, uniform, allowed, want_log_probs=scored)
+        choice = choose(
+            _penalised(logits, jobs),
+            temperature,
+            top_p,
+            uniform,
+            allowed,
+            want_log_probs=scored,
+            top_k=top_k,
+            min_p=min_p,
+        )
         tokens: list[int] = choice.tokens.tolist()
         if choice.log_probs is not None:
             self._score(jobs, logits, choice.tokens, choice.log_probs)
@@ -208,12 +221,18 @@ class Lane:
             self._force(job, counters)
         self._finish_ended(counters)
 
-    def _sampling_settings(self, jobs: list[DecodingJob]) -> tuple[Tensor, Tensor | None]:
+    def _sampling_settings(self, jobs: list[DecodingJob]) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        """Temperature, top-p, top-k and min-p of each job; None for one that no job uses."""
         if self._settings is None:
-            device = self.engine.device
-            temperature = torch.tensor([job.temperature for job in jobs], device=device)
-            top_p = [job.top_p for job in jobs]
-            self._settings = temperature, torch.tensor(top_p, device=device) if min(top_p) < 1 else None
+            tensor = partial(torch.tensor, device=self.engine.device)
+            top_p, min_p = [job.top_p for job in jobs], [job.min_p for job in jobs]
+            top_k = [job.top_k if job.top_k > 0 else self.engine.shape.vocab for job in jobs]
+            self._settings = (
+                tensor([job.temperature for job in jobs]),
+                tensor(top_p) if min(top_p) < 1 else None,
+                tensor(top_k) if min(top_k) < self.engine.shape.vocab else None,
+                tensor(min_p) if max(min_p) > 0 else None,
+            )
         return self._settings
 
     def _score(self, jobs: list[DecodingJob], logits: Tensor, tokens: Tensor, sampled: Tensor) -> None:
@@ -294,6 +313,19 @@ class Lane:
             _score_forced(job, logits[:-1])
         for job in (*singles.values(), *several.values()):
             job.cached = len(job.prompt) + len(job.tokens)
+
+
+def _penalised(logits: Tensor, jobs: list[DecodingJob]) -> Tensor:
+    """The logits (B, V) after each job's repetition penalty; the same tensor if no job has one."""
+    if all(job.repetition_penalty == 1 for job in jobs):
+        return logits
+    rows = [
+        row
+        if job.repetition_penalty == 1
+        else penalise(row, torch.tensor(sorted({*job.prompt, *job.tokens}), device=row.device), job.repetition_penalty)
+        for row, job in zip(logits, jobs, strict=True)
+    ]
+    return torch.stack(rows)
 
 
 def _score_forced(job: DecodingJob, logits: Tensor) -> None:

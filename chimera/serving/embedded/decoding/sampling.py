@@ -1,4 +1,6 @@
-"""Chooses the next token of many rows at once: greedy, temperature and top-p, with or without a grammar's mask.
+"""Chooses the next token of many rows at once: greedy or drawn, with or without a grammar's mask.
+
+As in vLLM the order is: repetition penalty, mask, temperature, min-p, top-k, top-p.
 
 Each row has its own uniform number, drawn from its own generator, which selects the token by the cumulative
 distribution. So a seeded request's choices do not depend on what else is in the batch (up to float rounding).
@@ -29,6 +31,8 @@ def choose(
     allowed: Tensor | None,
     *,
     want_log_probs: bool,
+    top_k: Tensor | None = None,
+    min_p: Tensor | None = None,
 ) -> SampledTokens:
     """Choose one token per row.
 
@@ -39,6 +43,8 @@ def choose(
         uniform: (B,) float64 in [0, 1).
         allowed: (B, V) bool, False for tokens that the row's grammar forbids; None if no row has a grammar.
         want_log_probs: also return the log-probabilities of the distribution that was sampled.
+        top_k: (B,), or None if it is V for all rows.
+        min_p: (B,), or None if it is 0 for all rows.
     """
     if allowed is not None:
         logits = logits.masked_fill(~allowed, float("-inf"))
@@ -48,8 +54,11 @@ def choose(
     if all_greedy and not want_log_probs:
         return SampledTokens(best, None)
     probabilities = torch.softmax(logits / torch.where(greedy, 1.0, temperature)[:, None], -1)
-    if top_p is not None:
-        probabilities = nucleus(probabilities, top_p)
+    if min_p is not None:
+        least = min_p[:, None] * probabilities.amax(-1, keepdim=True)
+        probabilities = probabilities.where(probabilities >= least, 0.0)
+    if top_p is not None or top_k is not None:
+        probabilities = nucleus(probabilities, top_p, top_k)
     tokens = best
     if not all_greedy:
         cumulative = probabilities.cumsum(-1, dtype=torch.float64)
@@ -64,9 +73,24 @@ def choose(
     return SampledTokens(tokens, torch.log(distribution / distribution.sum(-1, keepdim=True)))
 
 
-def nucleus(probabilities: Tensor, top_p: Tensor) -> Tensor:
-    """Keep the smallest set of most probable tokens with mass at least `top_p` (B,); others get probability 0."""
+def nucleus(probabilities: Tensor, top_p: Tensor | None, top_k: Tensor | None = None) -> Tensor:
+    """Keep the `top_k` (B,) most probable tokens; of these the smallest set with the share `top_p` (B,) of their mass.
+
+    The others get probability 0. None keeps all.
+    """
     ordered, order = probabilities.sort(-1, descending=True)
-    mass_before = ordered.cumsum(-1) - ordered
-    head = torch.where(mass_before < top_p[:, None], ordered, 0.0)
-    return torch.zeros_like(probabilities).scatter_(1, order, head)
+    if top_k is not None:
+        ordered = ordered.where(torch.arange(ordered.shape[-1], device=ordered.device) < top_k[:, None], 0.0)
+    if top_p is not None:
+        mass_before = ordered.cumsum(-1) - ordered
+        ordered = ordered.where(mass_before < top_p[:, None] * ordered.sum(-1, keepdim=True), 0.0)
+    return torch.zeros_like(probabilities).scatter_(1, order, ordered)
+
+
+def penalise(logits: Tensor, tokens: Tensor, penalty: float) -> Tensor:
+    """The logits (V,) with those of `tokens` moved away from 1: divided by `penalty` if positive, else multiplied.
+
+    Keskar et al. 2019, CTRL (arXiv:1909.05858), section 4.1.
+    """
+    seen = logits[tokens]
+    return logits.index_copy(0, tokens, torch.where(seen > 0, seen / penalty, seen * penalty))

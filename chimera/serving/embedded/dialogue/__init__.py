@@ -1,0 +1,1 @@
+"""Conversations in the form that a model's chat template takes."""

@@ -1,0 +1,1 @@
+"""Model folders made from other forms of a model: a GGUF file, and models that are known by name."""

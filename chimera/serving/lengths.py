@@ -1,0 +1,69 @@
+"""Lengths of the texts in an answer, so that a model that rambles ends it before its tokens do.
+
+A token holds at least one letter. So an answer whose texts have together at most as many letters as the answer may have
+tokens is never cut inside a text.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from chimera.rubric.text import MAX_WORDS
+
+SHORTEST = 24
+"""Letters that every text may have, however few tokens there are."""
+PHRASE = 160
+"""Texts whose schema allows no more letters than this are phrases, which the board wants in at most `MAX_WORDS`."""
+FEWEST_LETTERS = 3
+"""Letters a token of text that is copied: sentences of studies, names of fields."""
+WORDS = f"^[^A-Za-z0-9]*([A-Za-z0-9]+[^A-Za-z0-9]+){{0,{MAX_WORDS - 1}}}[A-Za-z0-9]*$"
+"""Words as `chimera.rubric.text.words` counts them, or more."""
+
+
+def bounded(form: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
+    """A response format in which the free texts of an answer fit into `max_tokens` together.
+
+    Each gets the same share of the letters that its schema allows. Texts without a limit stay without one.
+    """
+    if form.get("type") != "json_schema":
+        return dict(form)
+    schema = form["json_schema"]["schema"]
+    free = sum(count * text["maxLength"] for text, count in _texts(schema) if "maxLength" in text)
+    share = (max_tokens - _copied(schema)) / free if free else 1.0
+    return {**form, "json_schema": {**form["json_schema"], "schema": _shortened(schema, share)}}
+
+
+def _texts(schema: Any, count: int = 1) -> Iterator[tuple[dict[str, Any], int]]:
+    """Each text of a schema that a model writes freely, and how many times an answer may have it."""
+    if isinstance(schema, list):
+        for item in schema:
+            yield from _texts(item, count)
+    elif isinstance(schema, dict):
+        if schema.get("type") == "string" and "enum" not in schema and "const" not in schema:
+            yield schema, count
+        for item in schema.values():
+            yield from _texts(item, count * schema.get("maxItems", 1) if schema.get("type") == "array" else count)
+
+
+def _copied(schema: Mapping[str, Any]) -> int:
+    """Most tokens of what an answer does not write freely: its fields' names, and texts that it chooses."""
+    letters = 0
+    for name, field in schema.get("properties", {}).items():
+        items = field.get("items", field)
+        chosen = sorted((len(str(choice)) for choice in items.get("enum", ())), reverse=True)
+        letters += len(name) + 6 + sum(chosen[: field.get("maxItems", 1)])
+    return math.ceil(letters / FEWEST_LETTERS)
+
+
+def _shortened(schema: Any, share: float) -> Any:
+    if isinstance(schema, list):
+        return [_shortened(item, share) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    shortened = {name: _shortened(item, share) for name, item in schema.items()}
+    longest = schema.get("maxLength")
+    if schema.get("type") == "string" and "enum" not in schema and isinstance(longest, int):
+        shortened["maxLength"] = min(longest, max(SHORTEST, int(longest * share)))
+        if longest <= PHRASE:
+            shortened.setdefault("pattern", WORDS)
+    return shortened
