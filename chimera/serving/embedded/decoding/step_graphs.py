@@ -36,7 +36,7 @@ class StepGraphs:
         self._memory: Any = torch.cuda.graph_pool_handle()
 
     def logits(self, step: Step, tokens: Sequence[int], positions: Sequence[int], columns: int) -> Tensor:
-        """The logits (B, V) of the engine's own `step` for one token in each of B rows; they last until the next call."""
+        """Logits (B, V) of the engine's own `step` for one token in each of B rows; they last until the next call."""
         rows = min(self._rows, 1 << (len(tokens) - 1).bit_length())
         size = rows, min(self._columns, -(-columns // COLUMNS) * COLUMNS)
         idle = rows - len(tokens)
