@@ -196,7 +196,7 @@ class Engine:
         q = projected[:, :heads].transpose(0, 1).reshape(1, kv, heads // kv * n, dim)
         keys, values = row[None, :kv, :end], row[None, kv:, :end]
         seen = functional.scaled_dot_product_attention(q, keys, values, attn_mask=span.mask)
-        mixed.view(n, heads, dim).copy_(seen.view(heads, n, dim).transpose(0, 1))
+        mixed.view(n, heads, dim).copy_(seen.reshape(heads, n, dim).transpose(0, 1))
 
     @torch.inference_mode()
     def copy_prefix(self, source: int, target: int, length: int) -> None:
