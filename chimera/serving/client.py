@@ -6,18 +6,23 @@ reached through their LangChain chat model (`chimera.serving.providers`). The so
 protocol, so tests can replace servers by a scripted model.
 """
 
+import asyncio
 import copy
 import json
 import logging
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, Unpack
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 from pydantic_core import from_json
 
-from chimera.core.errors import ModelError, UnreachableError
-from chimera.serving.refusals import REFUSALS, RefusedFields, RefusedRequest
+from chimera.core.errors import ModelError, RateLimitError, UnreachableError
+from chimera.core.rate_limits import RateLimited, RateLimits, growing_wait, named_wait
+from chimera.serving.refusals import REFUSALS, RefusedFields, RefusedRequest, words
+from chimera.serving.written import WRITTEN, as_sent, names_written
 
 if TYPE_CHECKING:
     from chimera.serving.connections import Connections, HttpAnswer
@@ -29,6 +34,12 @@ NO_KEY = "none"
 """Sent as the key where none is set, because some servers want one."""
 SHOWN = 120
 """Most characters of a detail, such as an address, in an error."""
+USUAL_PAUSE_S = 60.0
+"""Longest wait for a rate limit, in seconds, of callers who name none."""
+REFUSED = "content_filter"
+"""The `finish_reason` of an answer that is a refusal, as OpenAI names that of its filter."""
+NO_MONEY = "insufficient_quota"
+"""OpenAI's code of a 429 that waiting does not end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +82,7 @@ class Completion:
     """One answer of a model.
 
     `message` is the assistant message to append to the conversation; `weights_version` names the server's weights.
+    `refusal` is the server's own words where it refused to answer; empty where it did not.
     """
 
     message: dict[str, Any]
@@ -81,6 +93,7 @@ class Completion:
     completion_tokens: int
     response_id: str
     weights_version: str | None
+    refusal: str = ""
 
 
 class RequestOptions(TypedDict, total=False):
@@ -101,7 +114,7 @@ class Model(Protocol):
         ...
 
 
-def _warn(sentence: str) -> None:
+def warn(sentence: str) -> None:
     logging.getLogger(__name__).warning(sentence)
 
 
@@ -122,10 +135,18 @@ class HttpModel:
         endpoints: Mapping[str, Endpoint],
         *,
         max_retries: int = 2,
-        tell: Callable[[str], None] = _warn,
+        pause_s: float | None = None,
+        tell: Callable[[str], None] = warn,
     ) -> None:
-        """Call `endpoints`; `tell` is called with a sentence when a server does not take a field."""
+        """Call `endpoints`.
+
+        Args:
+            pause_s: Longest wait for a server that answers 429. None: the usual one, or none without further tries.
+            tell: Called with a sentence when a server does not take a field, or has calls wait.
+        """
         self.endpoints = dict(endpoints)
+        usual = USUAL_PAUSE_S if max_retries else 0.0
+        self._limits = RateLimits(usual if pause_s is None else pause_s, tell)
         self._max_retries = max_retries
         self._tell = tell
         self._shared = _Shared()
@@ -156,7 +177,11 @@ class HttpModel:
         request = self.request(key, messages, **options)
         if n > 1:
             request["n"] = n
-        return read_completions(await self.ask(key, request), self.where(key))
+        return self.read(key, await self.ask(key, request))
+
+    def read(self, key: str, body: bytes) -> list[Completion]:
+        """The answers in what `ask` returned; raises ModelError if they are none."""
+        return read_completions(body, self.where(key), self._endpoint(key).place)
 
     def request(
         self, key: str, messages: Sequence[Mapping[str, Any]], **options: Unpack[RequestOptions]
@@ -191,19 +216,23 @@ class HttpModel:
     async def ask(self, key: str, request: Mapping[str, Any]) -> bytes:
         """Send a request's body to the server of `key`; returns the body of its answer, not yet parsed.
 
-        A field that the server does not take is left out from now on, and `tell` says so.
+        A field that the server does not take is left out from now on, and `tell` says so. The server gets back what it
+        wrote into messages of the conversation.
 
         Raises:
             ModelError: The server refused it or did not answer in time.
+            RateLimitError: It has refused all calls for their rate, for too long.
             UnreachableError: The server cannot be reached.
         """
         place = self._endpoint(key).place
         while True:
-            sent = self._shared.refused.without(place, request)
+            sent, refused = self._shared.refused.without(place, request), self._shared.refused.at(place)
+            sent["messages"] = [as_sent(message, place, refused) for message in request["messages"]]
             try:
-                return await self._send(key, sent)
+                return await self._limits.call(place, partial(self._send, key, sent))
             except RefusedRequest as error:
-                lacking = self._shared.refused.learn(place, sent, error.said, error.field)
+                names = (*sent, *names_written(request["messages"], place))
+                lacking = self._shared.refused.learn(place, names, error.said, error.field)
                 if lacking is None:
                     raise
                 self._tell(f"models.{key} {lacking}")
@@ -211,7 +240,7 @@ class HttpModel:
     async def _send(self, key: str, request: Mapping[str, Any]) -> bytes:
         if self._endpoint(key).provider is not None:
             return await self._ask_provider(key, request)
-        from chimera.serving.connections import BadAnswerError, Connections, NoAnswerError
+        from chimera.serving.connections import LIMITED, BadAnswerError, Connections, NoAnswerError
 
         endpoint, where = self._endpoint(key), self.where(key)
         if self._shared.connections is None:
@@ -229,6 +258,11 @@ class HttpModel:
             raise UnreachableError(f"{where} cannot be reached: is the server running?", retriable=True) from error
         if answer.status in REFUSALS:
             raise RefusedRequest(f"{where} {_refused(answer)}", answer.error())
+        if answer.status == LIMITED:
+            error, text = answer.error(), f"{where} {_refused(answer)}"
+            if isinstance(error, dict) and NO_MONEY in (error.get("code"), error.get("type")):
+                raise RateLimitError(text)
+            raise RateLimited(text, named_wait(answer.headers))
         if not 200 <= answer.status < 300:
             about_key = _about_key(key, endpoint) if answer.status in (401, 403) else ""
             raise ModelError(f"{where} {_refused(answer)}{about_key}", retriable=answer.retriable)
@@ -238,8 +272,17 @@ class HttpModel:
         from chimera.serving.providers import ProviderModels
 
         if self._shared.providers is None:
-            self._shared.providers = ProviderModels(self._max_retries)
-        return json.dumps(await self._shared.providers.answer(self._endpoint(key), request, self.where(key))).encode()
+            self._shared.providers = ProviderModels()
+        number = 0
+        while True:
+            try:
+                answer = await self._shared.providers.answer(self._endpoint(key), request, self.where(key))
+                return json.dumps(answer).encode()
+            except ModelError as error:
+                if isinstance(error, RateLimited) or not error.retriable or number >= self._max_retries:
+                    raise
+            await asyncio.sleep(growing_wait(number))
+            number += 1
 
     def where(self, key: str) -> str:
         """The model of `key` and its address, as named in errors."""
@@ -280,18 +323,26 @@ class _AnswerPart(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class _Function(_AnswerPart):
+class _WrittenPart(BaseModel):
+    """A part whose other fields the server gets back."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+
+class _Function(_WrittenPart):
     name: str
-    arguments: str
+    arguments: str | dict[str, Any] | list[Any] | None = None
 
 
-class _Call(_AnswerPart):
-    id: str
+class _Call(_WrittenPart):
+    id: Any = None
+    type: Any = None
     function: _Function
 
 
-class _Message(_AnswerPart):
-    content: str | None = None
+class _Message(_WrittenPart):
+    role: Any = None
+    content: str | list[Any] | None = None
     tool_calls: list[_Call] | None = None
 
 
@@ -312,10 +363,14 @@ class _Response(_AnswerPart):
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
     weights_version: str | None = None
+    error: Any = None
 
 
-def read_completions(response: Mapping[str, Any] | bytes, where: str) -> list[Completion]:
+def read_completions(response: Mapping[str, Any] | bytes, where: str, place: str | None = None) -> list[Completion]:
     """The answers in an OpenAI chat completion, given as JSON text or parsed; `where` names the model in errors.
+
+    Args:
+        place: The server, which will get back what it wrote beyond OpenAI's fields; None: that is dropped.
 
     Raises:
         ModelError: `response` is no chat completion, or it has no choice.
@@ -329,12 +384,13 @@ def read_completions(response: Mapping[str, Any] | bytes, where: str) -> list[Co
     except ValidationError as error:
         raise ModelError(f"{where} answered 200 with {_fault(response, error)}", retriable=True) from None
     if not read.choices:
-        raise ModelError(f"{where} answered without choices", retriable=True)
+        error = " ".join(words(read.error).split())[:LONGEST_MESSAGE]
+        raise ModelError(f"{where} answered without choices{error and f': {error}'}", retriable=True)
     usage = read.usage or _Usage()
     each, more = divmod(usage.completion_tokens or 0, len(read.choices))
     return [
-        _completion(read, choice, usage.prompt_tokens or 0, each + (place < more))
-        for place, choice in enumerate(read.choices)
+        _completion(read, choice, usage.prompt_tokens or 0, each + (number < more), place)
+        for number, choice in enumerate(read.choices)
     ]
 
 
@@ -346,33 +402,90 @@ def _fault(response: Mapping[str, Any] | bytes, error: ValidationError) -> str:
         what = "nothing"
     else:
         fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        place = ".".join(map(str, fault["loc"])) or "the whole answer"
+        place = ".".join(map(str, fault["loc"])).removesuffix(".str") or "the whole answer"
         what = f"something else ({place}: {fault['msg'][:SHOWN]})"
     return f"{what} instead of a chat completion: is base_url an OpenAI-compatible server, with its /v1?"
 
 
-def _completion(response: _Response, choice: _Choice, prompt_tokens: int, completion_tokens: int) -> Completion:
-    message = choice.message
-    calls = tuple(
-        ToolCall(call.id, call.function.name, _arguments(call.function.arguments), call.function.arguments)
-        for call in message.tool_calls or ()
-    )
-    reply: dict[str, Any] = {"role": "assistant", "content": message.content}
+def _completion(
+    response: _Response, choice: _Choice, prompt_tokens: int, completion_tokens: int, place: str | None
+) -> Completion:
+    message, reason = choice.message, choice.finish_reason or ""
+    text, calls = _text(message.content), _calls(message.tool_calls or ())
+    reply: dict[str, Any] = {"role": "assistant", "content": text}
     if calls:
         reply["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.raw_arguments}}
             for call in calls
         ]
+    refusal = "" if calls else _refusal(message)
+    if refusal:
+        reply["refusal"] = refusal
+    elif reason == REFUSED and not calls:
+        refusal = text or f"finish_reason {reason}"
+    # Our own servers, which name their weights, want nothing back.
+    if place is not None and response.weights_version is None and (written := _written(message)):
+        reply[WRITTEN] = {"by": place, **written}
     return Completion(
         message=reply,
-        content=message.content or "",
+        content=text or "",
         tool_calls=calls,
-        finish_reason=choice.finish_reason or "",
+        finish_reason=REFUSED if refusal else reason,
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
         response_id=response.id or "",
         weights_version=response.weights_version,
+        refusal=refusal,
     )
+
+
+def _text(content: str | list[Any] | None) -> str | None:
+    """The text of a message without its other parts, such as thoughts."""
+    if not isinstance(content, list):
+        return content
+    parts = (part if isinstance(part, dict) else {"text": part} for part in content)
+    texts = (part.get("text") for part in parts if part.get("type", "text") in ("text", "output_text"))
+    return "".join(text for text in texts if isinstance(text, str)) or None
+
+
+def _refusal(message: _Message) -> str:
+    """The words of a refusal; empty if the message is none. It may be a part of the content."""
+    parts = message.content if isinstance(message.content, list) else []
+    refusals = [message.model_extra or {}, *(part for part in parts if isinstance(part, dict))]
+    return " ".join(filter(None, (words(part.get("refusal")) for part in refusals)))
+
+
+def _calls(calls: Sequence[_Call]) -> tuple[ToolCall, ...]:
+    """The tool calls of a message. A call without an id, or with that of another, gets one that all servers take."""
+    ids: list[str] = []
+    for call in calls:
+        usable = isinstance(call.id, str) and call.id and call.id not in ids
+        ids.append(call.id if usable else uuid.uuid4().hex[:9])
+    texts = [_as_json(call.function.arguments) for call in calls]
+    return tuple(
+        ToolCall(id_, call.function.name, _arguments(text), text)
+        for id_, call, text in zip(ids, calls, texts, strict=True)
+    )
+
+
+def _as_json(arguments: str | dict[str, Any] | list[Any] | None) -> str:
+    """Arguments as JSON text, as OpenAI's servers send them. Some send null, nothing or [] where there are none."""
+    if isinstance(arguments, dict | list):
+        return json.dumps(arguments or {}, ensure_ascii=False)
+    text = arguments or ""
+    return "{}" if text.strip() in ("", "null") else text
+
+
+def _written(message: _Message) -> dict[str, Any]:
+    """What a message holds beyond OpenAI's fields, and content that is no text; empty if it holds nothing else."""
+    content = {"content": message.content} if isinstance(message.content, list) else {}
+    of_message = {**(message.model_extra or {}), **content}
+    of_calls = [
+        {"call": call.model_extra or {}, "function": call.function.model_extra or {}}
+        for call in message.tool_calls or ()
+    ]
+    some = any(part["call"] or part["function"] for part in of_calls)
+    return {"message": of_message, "calls": of_calls if some else []} if of_message or some else {}
 
 
 def _arguments(raw: str) -> dict[str, Any] | None:

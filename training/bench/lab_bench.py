@@ -48,7 +48,7 @@ class LabBench:
     @cached_property
     def _side(self) -> SideCalls:
         lab = self._lab
-        side = SideCalls(lab.run, self._phase, lab.config, lab.servers.endpoints, lab.check)
+        side = SideCalls(lab.run, self._phase, lab.config, lab.servers.endpoints, lab.check, lab.view.warn)
         self._closing.push_async_callback(side.close)
         return side
 
