@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, Unpack
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 from pydantic_core import from_json
 
-from chimera.core.errors import ModelError, RateLimitError, UnreachableError
+from chimera.core.errors import ModelError, UnreachableError
 from chimera.core.rate_limits import RateLimited, RateLimits, growing_wait, named_wait
 from chimera.serving.refusals import REFUSALS, RefusedFields, RefusedRequest, words
 from chimera.serving.written import WRITTEN, as_sent, names_written
@@ -38,8 +38,6 @@ USUAL_PAUSE_S = 60.0
 """Longest wait for a rate limit, in seconds, of callers who name none."""
 REFUSED = "content_filter"
 """The `finish_reason` of an answer that is a refusal, as OpenAI names that of its filter."""
-NO_MONEY = "insufficient_quota"
-"""OpenAI's code of a 429 that waiting does not end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,15 +136,12 @@ class HttpModel:
         pause_s: float | None = None,
         tell: Callable[[str], None] = warn,
     ) -> None:
-        """Call `endpoints`.
+        """Call `endpoints`, and wait at most `pause_s` for a rate limit (None: the usual time, 0 without retries).
 
-        Args:
-            pause_s: Longest wait for a server that answers 429. None: the usual one, or none without further tries.
-            tell: Called with a sentence when a server does not take a field, or has calls wait.
+        `tell` is called with a sentence when a server does not take a field, or has calls wait.
         """
         self.endpoints = dict(endpoints)
-        usual = USUAL_PAUSE_S if max_retries else 0.0
-        self._limits = RateLimits(usual if pause_s is None else pause_s, tell)
+        self._limits = RateLimits(USUAL_PAUSE_S * bool(max_retries) if pause_s is None else pause_s, tell)
         self._max_retries = max_retries
         self._tell = tell
         self._shared = _Shared()
@@ -231,7 +226,7 @@ class HttpModel:
             try:
                 return await self._limits.call(place, partial(self._send, key, sent))
             except RefusedRequest as error:
-                names = (*sent, *names_written(request["messages"], place))
+                names = (*sent, *(name for message in request["messages"] for name in names_written(message)))
                 lacking = self._shared.refused.learn(place, names, error.said, error.field)
                 if lacking is None:
                     raise
@@ -259,10 +254,7 @@ class HttpModel:
         if answer.status in REFUSALS:
             raise RefusedRequest(f"{where} {_refused(answer)}", answer.error())
         if answer.status == LIMITED:
-            error, text = answer.error(), f"{where} {_refused(answer)}"
-            if isinstance(error, dict) and NO_MONEY in (error.get("code"), error.get("type")):
-                raise RateLimitError(text)
-            raise RateLimited(text, named_wait(answer.headers))
+            raise RateLimited(f"{where} {_refused(answer)}", named_wait(answer.headers))
         if not 200 <= answer.status < 300:
             about_key = _about_key(key, endpoint) if answer.status in (401, 403) else ""
             raise ModelError(f"{where} {_refused(answer)}{about_key}", retriable=answer.retriable)
@@ -273,16 +265,15 @@ class HttpModel:
 
         if self._shared.providers is None:
             self._shared.providers = ProviderModels()
-        number = 0
-        while True:
+        answer = partial(self._shared.providers.answer, self._endpoint(key), request, self.where(key))
+        for number in range(self._max_retries):
             try:
-                answer = await self._shared.providers.answer(self._endpoint(key), request, self.where(key))
-                return json.dumps(answer).encode()
+                return json.dumps(await answer()).encode()
             except ModelError as error:
-                if isinstance(error, RateLimited) or not error.retriable or number >= self._max_retries:
+                if isinstance(error, RateLimited) or not error.retriable:
                     raise
             await asyncio.sleep(growing_wait(number))
-            number += 1
+        return json.dumps(await answer()).encode()
 
     def where(self, key: str) -> str:
         """The model of `key` and its address, as named in errors."""
@@ -323,25 +314,17 @@ class _AnswerPart(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class _WrittenPart(BaseModel):
-    """A part whose other fields the server gets back."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-
-class _Function(_WrittenPart):
+class _Function(BaseModel, frozen=True, extra="allow"):
     name: str
     arguments: str | dict[str, Any] | list[Any] | None = None
 
 
-class _Call(_WrittenPart):
+class _Call(BaseModel, frozen=True, extra="allow"):
     id: Any = None
-    type: Any = None
     function: _Function
 
 
-class _Message(_WrittenPart):
-    role: Any = None
+class _Message(BaseModel, frozen=True, extra="allow"):
     content: str | list[Any] | None = None
     tool_calls: list[_Call] | None = None
 
@@ -423,9 +406,10 @@ def _completion(
         reply["refusal"] = refusal
     elif reason == REFUSED and not calls:
         refusal = text or f"finish_reason {reason}"
+    written = {**reply, WRITTEN: {"by": place, "message": message.model_dump(exclude_unset=True)}}
     # Our own servers, which name their weights, want nothing back.
-    if place is not None and response.weights_version is None and (written := _written(message)):
-        reply[WRITTEN] = {"by": place, **written}
+    if place is not None and response.weights_version is None and as_sent(written, place) != as_sent(reply, place):
+        reply = written
     return Completion(
         message=reply,
         content=text or "",
@@ -449,23 +433,19 @@ def _text(content: str | list[Any] | None) -> str | None:
 
 
 def _refusal(message: _Message) -> str:
-    """The words of a refusal; empty if the message is none. It may be a part of the content."""
-    parts = message.content if isinstance(message.content, list) else []
-    refusals = [message.model_extra or {}, *(part for part in parts if isinstance(part, dict))]
-    return " ".join(filter(None, (words(part.get("refusal")) for part in refusals)))
+    """The words of a refusal, which may be a part of the content; empty if the message is none."""
+    parts = [message.model_extra, *(message.content if isinstance(message.content, list) else ())]
+    return " ".join(filter(None, (words(part.get("refusal")) for part in parts if isinstance(part, dict))))
 
 
 def _calls(calls: Sequence[_Call]) -> tuple[ToolCall, ...]:
     """The tool calls of a message. A call without an id, or with that of another, gets one that all servers take."""
-    ids: list[str] = []
+    read: dict[str, ToolCall] = {}
     for call in calls:
-        usable = isinstance(call.id, str) and call.id and call.id not in ids
-        ids.append(call.id if usable else uuid.uuid4().hex[:9])
-    texts = [_as_json(call.function.arguments) for call in calls]
-    return tuple(
-        ToolCall(id_, call.function.name, _arguments(text), text)
-        for id_, call, text in zip(ids, calls, texts, strict=True)
-    )
+        usable = isinstance(call.id, str) and call.id and call.id not in read
+        id_, text = call.id if usable else uuid.uuid4().hex[:9], _as_json(call.function.arguments)
+        read[id_] = ToolCall(id_, call.function.name, _arguments(text), text)
+    return tuple(read.values())
 
 
 def _as_json(arguments: str | dict[str, Any] | list[Any] | None) -> str:
@@ -474,18 +454,6 @@ def _as_json(arguments: str | dict[str, Any] | list[Any] | None) -> str:
         return json.dumps(arguments or {}, ensure_ascii=False)
     text = arguments or ""
     return "{}" if text.strip() in ("", "null") else text
-
-
-def _written(message: _Message) -> dict[str, Any]:
-    """What a message holds beyond OpenAI's fields, and content that is no text; empty if it holds nothing else."""
-    content = {"content": message.content} if isinstance(message.content, list) else {}
-    of_message = {**(message.model_extra or {}), **content}
-    of_calls = [
-        {"call": call.model_extra or {}, "function": call.function.model_extra or {}}
-        for call in message.tool_calls or ()
-    ]
-    some = any(part["call"] or part["function"] for part in of_calls)
-    return {"message": of_message, "calls": of_calls if some else []} if of_message or some else {}
 
 
 def _arguments(raw: str) -> dict[str, Any] | None:

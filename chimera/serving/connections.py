@@ -50,8 +50,7 @@ class HttpAnswer:
         return self.status in BUSY or self.status >= 500
 
     def error(self) -> object:
-        """What stands under "error" in the answer, perhaps in a list of one, or else the whole answer; None if it is
-        no JSON."""
+        """What stands under "error" in the answer, perhaps in a list, or else all of it; None if it is no JSON."""
         try:
             body = json.loads(self.content)
         except (ValueError, RecursionError):
@@ -80,9 +79,7 @@ class Connections:
         self._sessions: dict[bool, aiohttp.ClientSession] = {}
 
     async def post(self, url: str, key: str, body: Mapping[str, Any], *, limit_s: float, retries: int) -> HttpAnswer:
-        """Post `body` as JSON, up to `retries` times more if the server is busy or gives no whole answer.
-
-        Rate limits (429) are left to `chimera.core.rate_limits`.
+        """Post `body` as JSON, up to `retries` times more if the server is busy (not 429) or gives no whole answer.
 
         Args:
             key: Sent as bearer token.

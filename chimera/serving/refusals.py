@@ -18,7 +18,7 @@ CONSEQUENCES = {
     LIMIT: f"{NEW_LIMIT} is sent in its place",
 }
 """Fields that a request may lack, and what their absence means."""
-_KEEP = ("model", "messages", "tools", NEW_LIMIT)
+_KEEP = ("model", "messages", "tools", NEW_LIMIT, "role", "content", "tool_calls", "id", "type", "function")
 _NOT_TAKEN = re.compile(
     r"unsupported|not support|n.t support|unrecogni[sz]ed|unknown|unexpected|not permitted|not allowed|extra_forbidden"
     r"|only the default|cannot both",

@@ -19,7 +19,7 @@ from chimera.core.errors import ModelError, RunError, UnreachableError
 from chimera.core.files import parse_json
 from chimera.run.directory import Run
 from chimera.run.jsonl import append_line, read_lines
-from chimera.serving.client import Endpoint, HttpModel, warn
+from chimera.serving.client import HttpModel
 
 CALLS = "calls.jsonl"
 """In the phase's folder: one request with its answers a line."""
@@ -49,31 +49,18 @@ class SideCalls:
     """One phase's calls beside rollouts, straight to the model servers.
 
     Args:
+        model: Reaches the servers; whoever made it closes it.
         check: Raises what keeps all further calls from succeeding, such as the end of the model server.
-        tell: Called with a sentence for the user, for example when a server has calls wait.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        phase: str,
-        config: Config,
-        endpoints: Mapping[str, Endpoint],
-        check: Callable[[], None],
-        tell: Callable[[str], None] = warn,
-    ) -> None:
+    def __init__(self, run: Run, phase: str, config: Config, model: HttpModel, check: Callable[[], None]) -> None:
         self._file = run.path / "phases" / phase / CALLS
         self._config = config
         self._check = check
-        self._model = HttpModel(
-            endpoints, max_retries=config.rollouts.retries, pause_s=config.rollouts.pause_s, tell=tell
-        )
+        self._model = model
         self._seats = asyncio.Semaphore(config.rollouts.concurrency)
         self._known = _recorded(self._file)
         self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-
-    async def close(self) -> None:
-        await self._model.aclose()
 
     async def make(
         self,
