@@ -127,6 +127,13 @@ GARBAGE = {
         "sent more than 32 MiB",
     ),
     "error-as-html": (http(b"<h1>Bad Gateway</h1>", status="502 Bad", kind="text/html"), "answered 502: <h1>"),
+    "error-in-a-list": (http([{"error": {"message": "no key"}}], status="400 Bad"), "answered 400: no key"),
+    "error-string": (http("slow", status="400 Bad"), "answered 400: slow"),
+    "error-of-fields": (
+        http({"detail": [{"loc": ["body", "seed"], "msg": "not permitted"}]}, status="422 Bad"),
+        "answered 422: body.seed: not permitted",
+    ),
+    "error-with-200": (http({"error": {"message": "no credit"}}), "answered without choices: no credit"),
     "error-null": (http(None, status="400 Bad"), "answered 400: null"),
     "error-list": (http([1], status="400 Bad"), "answered 400: [1]"),
     "error-half-a-surrogate": (http({"error": {"message": "\ud800 no"}}, status="400 Bad"), "answered 400: ? no"),
