@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
+from langgraph.runtime import Runtime
 from langgraph.types import RetryPolicy
 
 from agents.context import RunContext
@@ -27,10 +28,11 @@ from agents.roles import (
     advisers_of,
 )
 from agents.routing import DESTINATIONS, Route, revisions_allowed, route, worst_severity
-from agents.state import Question, ResearchState
+from agents.state import Question, ResearchState, Update
 from chimera.config.roles import JUNIORS
 from chimera.config.sections.society import SocietyConfig
-from chimera.core.errors import ModelError
+from chimera.core.errors import ModelError, RoleError
+from chimera.core.rate_limits import TimeLimit
 
 if TYPE_CHECKING:
     from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -63,6 +65,23 @@ def entrance(role: str) -> str:
 def _retriable(error: Exception) -> bool:
     """True if a retriable model error made the role fail. Roles raise RoleError from the ModelError."""
     return isinstance(error.__cause__, ModelError) and error.__cause__.retriable
+
+
+def _in_time(name: str, node: Node, limit: float) -> Node:
+    """`node` with a time limit, which stands still while a server's rate limit is waited for; LangGraph's would not."""
+
+    async def limited(state: ResearchState, runtime: Runtime[RunContext]) -> Update:
+        deadline = TimeLimit(limit)
+        try:
+            async with deadline:
+                return await node(state, runtime)
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            text = f"took longer than {limit:g} s: raise society.node_timeout_s or use a faster model"
+            raise RoleError(name, text) from error
+
+    return limited
 
 
 def build_graph(
@@ -100,7 +119,6 @@ def _graph(
 
     # The model client has already waited between its own tries, so a role is tried again after a short wait.
     policy: dict[str, Any] = {
-        "timeout": config.node_timeout_s,
         "retry_policy": RetryPolicy(
             initial_interval=0.1, jitter=False, max_attempts=config.node_retries + 1, retry_on=_retriable
         ),
@@ -110,7 +128,7 @@ def _graph(
     else:
         graph = StateGraph(ResearchState, context_schema=RunContext)
     for name, node in {**NODES, EVALUATION: evaluation_node}.items():
-        graph.add_node(name, change(node) if change else node, **policy)
+        graph.add_node(name, _in_time(name, change(node) if change else node, config.node_timeout_s), **policy)
 
     for first in JUNIORS if start is None else (start,):
         graph.add_edge(START, first)

@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from langgraph.errors import NodeTimeoutError
 from langgraph.runtime import Runtime
 from langgraph.types import Command
 
@@ -17,7 +16,6 @@ from agents.state import ResearchState, Update, without
 from agents.visit.record import Observer, Operation, no_observer, no_operation
 from chimera.config.roles import JUNIORS, RolesConfig
 from chimera.config.sections.society import SocietyConfig
-from chimera.core.errors import RoleError
 from chimera.core.types import Brief, shown_options
 from chimera.serving.client import Model
 
@@ -132,15 +130,12 @@ class Society:
         # By default LangGraph saves a state while the next node works, so that a kill would lose a node's work.
         durability: dict[str, Any] = {} if saved is None else {"durability": "sync"}
         updates = graph.astream(entry, limits, context=context, stream_mode="updates", **durability)
-        try:
-            async for step in updates:
-                for node, update in step.items():
-                    if node == "__interrupt__":
-                        yield PERSON, {WAITS: update[0].value}
-                    else:
-                        yield node, update or {}
-        except NodeTimeoutError as error:
-            raise self._late(error) from error
+        async for step in updates:
+            for node, update in step.items():
+                if node == "__interrupt__":
+                    yield PERSON, {WAITS: update[0].value}
+                else:
+                    yield node, update or {}
 
     def standing(self, brief_of: Callable[[str], Brief]) -> Graph:
         """The graph for a server that gives it only a question, such as LangGraph Studio's.
@@ -163,11 +158,7 @@ class Society:
         return graph_of_nodes(self._config, change)
 
     async def _invoke(self, graph: Graph, entry: Any, context: RunContext, **options: Any) -> ResearchState:
-        try:
-            state = await graph.ainvoke(entry, self._limits(), context=context, **options)
-        except NodeTimeoutError as error:
-            raise self._late(error) from error
-        return cast(ResearchState, state)
+        return cast(ResearchState, await graph.ainvoke(entry, self._limits(), context=context, **options))
 
     def _context(self, brief: Brief, seed: int | None, select: Selector | None) -> RunContext:
         return RunContext(
@@ -186,12 +177,6 @@ class Society:
 
     def _limits(self) -> Any:
         return {"recursion_limit": step_limit(self._config)}
-
-    def _late(self, error: NodeTimeoutError) -> RoleError:
-        limit = self._config.node_timeout_s
-        return RoleError(
-            error.node, f"took longer than {limit:g} s: raise society.node_timeout_s or use a faster model"
-        )
 
 
 def _input(brief: Brief) -> Any:

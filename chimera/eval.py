@@ -269,7 +269,7 @@ def _second_judge(config: "Config", secrets: "Mapping[str, str]") -> "HttpModel 
     if auditor.kind != "endpoint":
         return None
     endpoint = user_endpoint("evaluation.auditor", ModelConfig(**auditor.model_dump()), secrets)
-    return HttpModel({"auditor": endpoint}, max_retries=config.rollouts.retries)
+    return HttpModel({"auditor": endpoint}, max_retries=config.rollouts.retries, pause_s=config.rollouts.pause_s)
 
 
 def _auditor(settings: "EvaluationConfig", second: "HttpModel | None") -> "Auditor | None":

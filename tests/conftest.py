@@ -301,8 +301,8 @@ def serving_model(tmp_path_factory):
 
 class ScriptedOpenAI:
     """Answers every role over HTTP. `hooks` are asked first, in order: a hook takes the request and gives None (not
-    mine), an answer (dict), raw text (str), (status, message) for an error, or `never()`. Every request is kept in
-    `requests`. `response_id` is what all answers have as their id; None: each has its own."""
+    mine), an answer (dict), raw text (str), (status, message or body, headers...) for an error, or `never()`. Every
+    request is kept in `requests`. `response_id` is what all answers have as their id; None: each has its own."""
 
     never = staticmethod(never)
 
@@ -390,8 +390,9 @@ def scripted_openai():
     scripted, app, ready = ScriptedOpenAI(), FastAPI(), threading.Event()
 
     async def chat(request: Request):
-        status, body = await scripted.answer(await request.json())
-        return JSONResponse(body if status == 200 else {"error": {"message": body}}, status_code=status)
+        status, body, *headers = await scripted.answer(await request.json())
+        body = {"error": {"message": body}} if isinstance(body, str) else body
+        return JSONResponse(body, status_code=status, headers=dict(headers))
 
     app.post("/v1/chat/completions")(chat)
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"))

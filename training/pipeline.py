@@ -71,8 +71,7 @@ class Pipeline(agl.Algorithm):
         for event in self._lab.run.events():
             if event["event"] == "phase_learned" and event["phase"] == phase.name:
                 return Learned(event["figures"], Policy.load(event["policy"]))
-        async with LabBench(self._lab, phase.name) as bench:
-            result = await phase.algorithm.learn(phase.plan, phase.settings, bench)
+        result = await phase.algorithm.learn(phase.plan, phase.settings, LabBench(self._lab, phase.name))
         if result.policy is not None:
             self._lab.run.ledger(
                 "phase_learned",

@@ -58,6 +58,8 @@ def read_answer(role: Role, completion: Completion, messages: Sequence[Message] 
     """
     if completion.tool_calls:
         raise ValueError("no tools are offered now: answer with the JSON object")
+    if completion.refusal:
+        raise ValueError(f"the model's server refused to answer: {' '.join(completion.refusal.split())[:400]}")
     if not completion.content.strip():
         raise ValueError("the answer is empty")
     try:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from agents.roles import ROLES
+from chimera.serving.client import REFUSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,7 @@ def count(records: Sequence[CallRecord]) -> dict[str, int]:
         "model_errors": sum(not call.response_id for call in calls),
         "repairs": sum(call.repair for call in calls),
         "cut_answers": Counter(call.finish_reason for call in calls)["length"],
+        "refused_answers": Counter(call.finish_reason for call in calls)[REFUSED],
         "prompt_tokens": sum(call.prompt_tokens for call in calls),
         "completion_tokens": sum(call.completion_tokens for call in calls),
         "tool_calls": len(tools),

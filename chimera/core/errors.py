@@ -47,6 +47,10 @@ class UnreachableError(ModelError):
     """No server answers at the address, so no server has received the request."""
 
 
+class RateLimitError(UnreachableError):
+    """A server refuses every call for its rate, for longer than may be waited: as if it could not be reached."""
+
+
 class RoleError(ChimeraError):
     """A role could not do its work, for example because its output stayed unparseable after the repair attempt."""
 

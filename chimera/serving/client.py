@@ -6,19 +6,24 @@ reached through their LangChain chat model (`chimera.serving.providers`). The so
 protocol, so tests can replace servers by a scripted model.
 """
 
+import asyncio
 import copy
 import json
 import logging
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, Unpack
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 from pydantic_core import from_json
 
 from chimera.core.errors import ModelError, UnreachableError
+from chimera.core.rate_limits import RateLimited, RateLimits, growing_wait, named_wait
 from chimera.serving.lengths import bounded
-from chimera.serving.refusals import REFUSALS, RefusedFields, RefusedRequest
+from chimera.serving.refusals import REFUSALS, RefusedFields, RefusedRequest, words
+from chimera.serving.written import WRITTEN, as_sent, names_written
 
 if TYPE_CHECKING:
     from chimera.serving.connections import Connections, HttpAnswer
@@ -30,6 +35,10 @@ NO_KEY = "none"
 """Sent as the key where none is set, because some servers want one."""
 SHOWN = 120
 """Most characters of a detail, such as an address, in an error."""
+USUAL_PAUSE_S = 60.0
+"""Longest wait for a rate limit, in seconds, of callers who name none."""
+REFUSED = "content_filter"
+"""The `finish_reason` of an answer that is a refusal, as OpenAI names that of its filter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +83,7 @@ class Completion:
     """One answer of a model.
 
     `message` is the assistant message to append to the conversation; `weights_version` names the server's weights.
+    `refusal` is the server's own words where it refused to answer; empty where it did not.
     """
 
     message: dict[str, Any]
@@ -84,6 +94,7 @@ class Completion:
     completion_tokens: int
     response_id: str
     weights_version: str | None
+    refusal: str = ""
 
 
 class RequestOptions(TypedDict, total=False):
@@ -104,7 +115,7 @@ class Model(Protocol):
         ...
 
 
-def _warn(sentence: str) -> None:
+def warn(sentence: str) -> None:
     logging.getLogger(__name__).warning(sentence)
 
 
@@ -125,10 +136,15 @@ class HttpModel:
         endpoints: Mapping[str, Endpoint],
         *,
         max_retries: int = 2,
-        tell: Callable[[str], None] = _warn,
+        pause_s: float | None = None,
+        tell: Callable[[str], None] = warn,
     ) -> None:
-        """Call `endpoints`; `tell` is called with a sentence when a server does not take a field."""
+        """Call `endpoints`, and wait at most `pause_s` for a rate limit (None: the usual time, 0 without retries).
+
+        `tell` is called with a sentence when a server does not take a field, or has calls wait.
+        """
         self.endpoints = dict(endpoints)
+        self._limits = RateLimits(USUAL_PAUSE_S * bool(max_retries) if pause_s is None else pause_s, tell)
         self._max_retries = max_retries
         self._tell = tell
         self._shared = _Shared()
@@ -159,7 +175,11 @@ class HttpModel:
         request = self.request(key, messages, **options)
         if n > 1:
             request["n"] = n
-        return read_completions(await self.ask(key, request), self.where(key))
+        return self.read(key, await self.ask(key, request))
+
+    def read(self, key: str, body: bytes) -> list[Completion]:
+        """The answers in what `ask` returned; raises ModelError if they are none."""
+        return read_completions(body, self.where(key), self._endpoint(key).place)
 
     def request(
         self, key: str, messages: Sequence[Mapping[str, Any]], **options: Unpack[RequestOptions]
@@ -196,19 +216,23 @@ class HttpModel:
     async def ask(self, key: str, request: Mapping[str, Any]) -> bytes:
         """Send a request's body to the server of `key`; returns the body of its answer, not yet parsed.
 
-        A field that the server does not take is left out from now on, and `tell` says so.
+        A field that the server does not take is left out from now on, and `tell` says so. The server gets back what it
+        wrote into messages of the conversation.
 
         Raises:
             ModelError: The server refused it or did not answer in time.
+            RateLimitError: It has refused all calls for their rate, for too long.
             UnreachableError: The server cannot be reached.
         """
         place = self._endpoint(key).place
         while True:
-            sent = self._shared.refused.without(place, request)
+            sent, refused = self._shared.refused.without(place, request), self._shared.refused.at(place)
+            sent["messages"] = [as_sent(message, place, refused) for message in request["messages"]]
             try:
-                return await self._send(key, sent)
+                return await self._limits.call(place, partial(self._send, key, sent))
             except RefusedRequest as error:
-                lacking = self._shared.refused.learn(place, sent, error.said, error.field)
+                names = (*sent, *(name for message in request["messages"] for name in names_written(message)))
+                lacking = self._shared.refused.learn(place, names, error.said, error.field)
                 if lacking is None:
                     raise
                 self._tell(f"models.{key} {lacking}")
@@ -216,7 +240,7 @@ class HttpModel:
     async def _send(self, key: str, request: Mapping[str, Any]) -> bytes:
         if self._endpoint(key).provider is not None:
             return await self._ask_provider(key, request)
-        from chimera.serving.connections import BadAnswerError, Connections, NoAnswerError
+        from chimera.serving.connections import LIMITED, BadAnswerError, Connections, NoAnswerError
 
         endpoint, where = self._endpoint(key), self.where(key)
         if self._shared.connections is None:
@@ -234,6 +258,8 @@ class HttpModel:
             raise UnreachableError(f"{where} cannot be reached: is the server running?", retriable=True) from error
         if answer.status in REFUSALS:
             raise RefusedRequest(f"{where} {_refused(answer)}", answer.error())
+        if answer.status == LIMITED:
+            raise RateLimited(f"{where} {_refused(answer)}", named_wait(answer.headers))
         if not 200 <= answer.status < 300:
             about_key = _about_key(key, endpoint) if answer.status in (401, 403) else ""
             raise ModelError(f"{where} {_refused(answer)}{about_key}", retriable=answer.retriable)
@@ -243,8 +269,16 @@ class HttpModel:
         from chimera.serving.providers import ProviderModels
 
         if self._shared.providers is None:
-            self._shared.providers = ProviderModels(self._max_retries)
-        return json.dumps(await self._shared.providers.answer(self._endpoint(key), request, self.where(key))).encode()
+            self._shared.providers = ProviderModels()
+        answer = partial(self._shared.providers.answer, self._endpoint(key), request, self.where(key))
+        for number in range(self._max_retries):
+            try:
+                return json.dumps(await answer()).encode()
+            except ModelError as error:
+                if isinstance(error, RateLimited) or not error.retriable:
+                    raise
+            await asyncio.sleep(growing_wait(number))
+        return json.dumps(await answer()).encode()
 
     def where(self, key: str) -> str:
         """The model of `key` and its address, as named in errors."""
@@ -285,18 +319,18 @@ class _AnswerPart(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class _Function(_AnswerPart):
+class _Function(BaseModel, frozen=True, extra="allow"):
     name: str
-    arguments: str
+    arguments: str | dict[str, Any] | list[Any] | None = None
 
 
-class _Call(_AnswerPart):
-    id: str
+class _Call(BaseModel, frozen=True, extra="allow"):
+    id: Any = None
     function: _Function
 
 
-class _Message(_AnswerPart):
-    content: str | None = None
+class _Message(BaseModel, frozen=True, extra="allow"):
+    content: str | list[Any] | None = None
     tool_calls: list[_Call] | None = None
 
 
@@ -317,10 +351,14 @@ class _Response(_AnswerPart):
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
     weights_version: str | None = None
+    error: Any = None
 
 
-def read_completions(response: Mapping[str, Any] | bytes, where: str) -> list[Completion]:
+def read_completions(response: Mapping[str, Any] | bytes, where: str, place: str | None = None) -> list[Completion]:
     """The answers in an OpenAI chat completion, given as JSON text or parsed; `where` names the model in errors.
+
+    Args:
+        place: The server, which will get back what it wrote beyond OpenAI's fields; None: that is dropped.
 
     Raises:
         ModelError: `response` is no chat completion, or it has no choice.
@@ -334,12 +372,13 @@ def read_completions(response: Mapping[str, Any] | bytes, where: str) -> list[Co
     except ValidationError as error:
         raise ModelError(f"{where} answered 200 with {_fault(response, error)}", retriable=True) from None
     if not read.choices:
-        raise ModelError(f"{where} answered without choices", retriable=True)
+        error = " ".join(words(read.error).split())[:LONGEST_MESSAGE]
+        raise ModelError(f"{where} answered without choices{error and f': {error}'}", retriable=True)
     usage = read.usage or _Usage()
     each, more = divmod(usage.completion_tokens or 0, len(read.choices))
     return [
-        _completion(read, choice, usage.prompt_tokens or 0, each + (place < more))
-        for place, choice in enumerate(read.choices)
+        _completion(read, choice, usage.prompt_tokens or 0, each + (number < more), place)
+        for number, choice in enumerate(read.choices)
     ]
 
 
@@ -351,33 +390,75 @@ def _fault(response: Mapping[str, Any] | bytes, error: ValidationError) -> str:
         what = "nothing"
     else:
         fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        place = ".".join(map(str, fault["loc"])) or "the whole answer"
+        place = ".".join(map(str, fault["loc"])).removesuffix(".str") or "the whole answer"
         what = f"something else ({place}: {fault['msg'][:SHOWN]})"
     return f"{what} instead of a chat completion: is base_url an OpenAI-compatible server, with its /v1?"
 
 
-def _completion(response: _Response, choice: _Choice, prompt_tokens: int, completion_tokens: int) -> Completion:
-    message = choice.message
-    calls = tuple(
-        ToolCall(call.id, call.function.name, _arguments(call.function.arguments), call.function.arguments)
-        for call in message.tool_calls or ()
-    )
-    reply: dict[str, Any] = {"role": "assistant", "content": message.content}
+def _completion(
+    response: _Response, choice: _Choice, prompt_tokens: int, completion_tokens: int, place: str | None
+) -> Completion:
+    message, reason = choice.message, choice.finish_reason or ""
+    text, calls = _text(message.content), _calls(message.tool_calls or ())
+    reply: dict[str, Any] = {"role": "assistant", "content": text}
     if calls:
         reply["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.raw_arguments}}
             for call in calls
         ]
+    refusal = "" if calls else _refusal(message)
+    if refusal:
+        reply["refusal"] = refusal
+    elif reason == REFUSED and not calls:
+        refusal = text or f"finish_reason {reason}"
+    written = {**reply, WRITTEN: {"by": place, "message": message.model_dump(exclude_unset=True)}}
+    # Our own servers, which name their weights, want nothing back.
+    if place is not None and response.weights_version is None and as_sent(written, place) != as_sent(reply, place):
+        reply = written
     return Completion(
         message=reply,
-        content=message.content or "",
+        content=text or "",
         tool_calls=calls,
-        finish_reason=choice.finish_reason or "",
+        finish_reason=REFUSED if refusal else reason,
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
         response_id=response.id or "",
         weights_version=response.weights_version,
+        refusal=refusal,
     )
+
+
+def _text(content: str | list[Any] | None) -> str | None:
+    """The text of a message without its other parts, such as thoughts."""
+    if not isinstance(content, list):
+        return content
+    parts = (part if isinstance(part, dict) else {"text": part} for part in content)
+    texts = (part.get("text") for part in parts if part.get("type", "text") in ("text", "output_text"))
+    return "".join(text for text in texts if isinstance(text, str)) or None
+
+
+def _refusal(message: _Message) -> str:
+    """The words of a refusal, which may be a part of the content; empty if the message is none."""
+    parts = [message.model_extra, *(message.content if isinstance(message.content, list) else ())]
+    return " ".join(filter(None, (words(part.get("refusal")) for part in parts if isinstance(part, dict))))
+
+
+def _calls(calls: Sequence[_Call]) -> tuple[ToolCall, ...]:
+    """The tool calls of a message. A call without an id, or with that of another, gets one that all servers take."""
+    read: dict[str, ToolCall] = {}
+    for call in calls:
+        usable = isinstance(call.id, str) and call.id and call.id not in read
+        id_, text = call.id if usable else uuid.uuid4().hex[:9], _as_json(call.function.arguments)
+        read[id_] = ToolCall(id_, call.function.name, _arguments(text), text)
+    return tuple(read.values())
+
+
+def _as_json(arguments: str | dict[str, Any] | list[Any] | None) -> str:
+    """Arguments as JSON text, as OpenAI's servers send them. Some send null, nothing or [] where there are none."""
+    if isinstance(arguments, dict | list):
+        return json.dumps(arguments or {}, ensure_ascii=False)
+    text = arguments or ""
+    return "{}" if text.strip() in ("", "null") else text
 
 
 def _arguments(raw: str) -> dict[str, Any] | None:

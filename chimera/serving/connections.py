@@ -5,7 +5,6 @@ A rollout takes half the processor time that it took with the OpenAI client (`be
 
 import asyncio
 import json
-import random
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,14 +15,17 @@ import aiohttp
 from aiohttp.http_exceptions import ContentEncodingError
 from pydantic_core import to_json
 
+from chimera.core.rate_limits import growing_wait, named_wait
 from chimera.serving.auth import LOOPBACK
+from chimera.serving.refusals import words
 
 MAX_BYTES = 32 * 2**20
 """Longest answer that is read, in decompressed bytes. Log-probabilities of a long conversation are far smaller."""
-FIRST_WAIT, LONGEST_WAIT, LONGEST_ASKED_WAIT = 0.5, 8.0, 60.0
-"""Seconds before the first further try, at most, and at most when the server names a time."""
+LONGEST_NAMED_WAIT = 60.0
+"""Most seconds before a further try when the server names a time."""
 BUSY = frozenset({408, 409, 429})
 """Statuses below 500 after which the same request may succeed."""
+LIMITED = 429
 
 
 class BadAnswerError(Exception):
@@ -48,18 +50,18 @@ class HttpAnswer:
         return self.status in BUSY or self.status >= 500
 
     def error(self) -> object:
-        """What stands under "error" in the answer, or the whole answer if nothing does; None if it is no JSON."""
+        """What stands under "error" in the answer, perhaps in a list, or else all of it; None if it is no JSON."""
         try:
             body = json.loads(self.content)
         except (ValueError, RecursionError):
             return None
-        return body.get("error", body) if isinstance(body, dict) else None
+        while isinstance(body, list) and len(body) == 1:
+            body = body[0]
+        return body.get("error", body) if isinstance(body, dict) else body
 
     def refusal(self, shown: int) -> str:
         """The server's own message in one line of at most `shown` characters; else its whole answer."""
-        text, error = self.content.decode("utf-8", "replace"), self.error()
-        message = error.get("message") if isinstance(error, dict) else error
-        reason = message if isinstance(message, str) and message else text
+        reason = words(self.error()) or self.content.decode("utf-8", "replace")
         return " ".join(reason.encode("utf-8", "replace").decode().split())[:shown]
 
 
@@ -77,7 +79,7 @@ class Connections:
         self._sessions: dict[bool, aiohttp.ClientSession] = {}
 
     async def post(self, url: str, key: str, body: Mapping[str, Any], *, limit_s: float, retries: int) -> HttpAnswer:
-        """Post `body` as JSON, up to `retries` times more if the server is busy or gives no whole answer.
+        """Post `body` as JSON, up to `retries` times more if the server is busy (not 429) or gives no whole answer.
 
         Args:
             key: Sent as bearer token.
@@ -95,12 +97,10 @@ class Connections:
             except (BadAnswerError, NoAnswerError, TimeoutError):
                 wait = None
             else:
-                if not answer.retriable:
+                if not answer.retriable or answer.status == LIMITED:
                     return answer
-                wait = _asked_wait(answer.headers)
-            if wait is None:
-                wait = min(LONGEST_WAIT, FIRST_WAIT * 2**number) * random.uniform(0.75, 1.0)
-            await asyncio.sleep(wait)
+                wait = named_wait(answer.headers)
+            await asyncio.sleep(growing_wait(number) if wait is None else min(wait, LONGEST_NAMED_WAIT))
         return await self.send(url, key, encoded, limit_s=limit_s)
 
     async def send(self, url: str, key: str, body: bytes, *, limit_s: float) -> HttpAnswer:
@@ -167,18 +167,6 @@ async def _content(answer: aiohttp.ClientResponse) -> bytes:
         if size > MAX_BYTES:
             raise BadAnswerError(f"sent more than {MAX_BYTES // 2**20} MiB: no chat completion is so long")
     return b"".join(parts)
-
-
-def _asked_wait(headers: Mapping[str, str]) -> float | None:
-    """Seconds that the server asks to wait, None if it names no time, or too long a one."""
-    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        try:
-            seconds = float(headers.get(name, "")) * unit
-        except ValueError:
-            continue
-        if 0 < seconds <= LONGEST_ASKED_WAIT:
-            return seconds
-    return None
 
 
 def _line(error: BaseException) -> str:

@@ -9,15 +9,16 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from chimera.core.errors import ConfigError, ModelError, UnreachableError
-from chimera.serving.refusals import REFUSALS, RefusedRequest
+from chimera.core.rate_limits import RateLimited, named_wait
+from chimera.serving.refusals import REFUSALS, RefusedRequest, words
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
-    from langchain_core.messages import AIMessage
+    from langchain_core.messages import AIMessage, BaseMessage
 
     from chimera.serving.client import Endpoint
 
@@ -40,21 +41,27 @@ KEYLESS = ("ollama", "bedrock", "anthropic_bedrock", "google_vertexai", "google_
 """Starts of the names of providers that work without a key: local ones, and those with other credentials."""
 LONGEST = 1000
 """Most characters of a provider's error message that are kept."""
+LANGCHAIN = "langchain"
+"""The key in a message of LangChain's own form of it, which goes back to the provider with thoughts and signatures."""
+REFUSALS_OF_PROVIDERS = (
+    *("refusal", "content_filter", "content_filtered", "guardrail_intervened", "safety", "recitation", "blocklist"),
+    *("prohibited_content", "spii"),
+)
+"""Why providers say that an answer ended where they refused it or held it back."""
 
 
-def chat_model(endpoint: "Endpoint", setting: str, max_retries: int = 0) -> "BaseChatModel":
+def chat_model(endpoint: "Endpoint", setting: str) -> "BaseChatModel":
     """LangChain's chat model of an endpoint.
 
     Args:
         setting: The setting of the model in messages, such as "models.junior".
-        max_retries: Further tries after an error that may pass.
 
     Raises:
         ConfigError: The provider is unknown, its package is missing, or it does not take the settings.
     """
     from langchain.chat_models import init_chat_model
 
-    options = _options(endpoint, max_retries) | dict(endpoint.provider_options)
+    options = _options(endpoint) | dict(endpoint.provider_options)
     try:
         model = init_chat_model(endpoint.model, model_provider=endpoint.provider, **options)
     except ImportError as error:
@@ -81,8 +88,8 @@ def _keyless(endpoint: "Endpoint") -> bool:
     return (endpoint.provider or "").startswith(KEYLESS)
 
 
-def _options(endpoint: "Endpoint", max_retries: int) -> dict[str, Any]:
-    """Address, key and limits, under the names that most providers share."""
+def _options(endpoint: "Endpoint") -> dict[str, Any]:
+    """Address, key and limits, under the names that most providers share. Further tries are the client's."""
     options: dict[str, Any] = {"base_url": endpoint.base_url} if endpoint.base_url else {}
     if endpoint.provider == "ollama":
         key = {"headers": {"Authorization": f"Bearer {endpoint.api_key}"}} if endpoint.api_key else {}
@@ -93,18 +100,13 @@ def _options(endpoint: "Endpoint", max_retries: int) -> dict[str, Any]:
         from chimera.serving.openai_http import BoundedClient
 
         options["http_async_client"] = BoundedClient()
-    return options | {"timeout": endpoint.timeout_s, "max_retries": max_retries}
+    return options | {"timeout": endpoint.timeout_s, "max_retries": 0}
 
 
 class ProviderModels:
-    """Answers requests by LangChain's chat models, which are made when they are first asked.
+    """Answers requests by LangChain's chat models, which are made when they are first asked."""
 
-    Args:
-        max_retries: Further tries after an error that may pass.
-    """
-
-    def __init__(self, max_retries: int = 0) -> None:
-        self._max_retries = max_retries
+    def __init__(self) -> None:
         self._models: dict[tuple[Any, ...], BaseChatModel] = {}
 
     async def answer(self, endpoint: "Endpoint", request: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -134,15 +136,13 @@ class ProviderModels:
     def _model(self, endpoint: "Endpoint") -> "BaseChatModel":
         place = endpoint.provider, endpoint.base_url, endpoint.model, endpoint.api_key, endpoint.timeout_s
         if place not in self._models:
-            self._models[place] = chat_model(endpoint, endpoint.model, self._max_retries)
+            self._models[place] = chat_model(endpoint, endpoint.model)
         return self._models[place]
 
 
 async def _invoke(model: "BaseChatModel", request: Mapping[str, Any]) -> "AIMessage":
     """Ask with the request's own sampling, tools and JSON schema; a schema only counts where no tools are offered."""
-    from langchain_core.messages import convert_to_messages
-
-    messages, sampled = convert_to_messages(request["messages"]), model.model_copy(update=sampling(model, request))
+    messages, sampled = _messages(request["messages"]), model.model_copy(update=sampling(model, request))
     if tools := request.get("tools"):
         return await sampled.bind_tools(tools).ainvoke(messages)
     if form := request.get("response_format"):
@@ -150,6 +150,17 @@ async def _invoke(model: "BaseChatModel", request: Mapping[str, Any]) -> "AIMess
         reply: Any = await sampled.with_structured_output(schema, include_raw=True).ainvoke(messages)
         return _as_text(reply["raw"])
     return await sampled.ainvoke(messages)
+
+
+def _messages(messages: Sequence[Mapping[str, Any]]) -> "list[BaseMessage]":
+    """Messages in LangChain's form; those of the provider are as it wrote them."""
+    from langchain_core.messages import convert_to_messages
+
+    plain = [{name: value for name, value in message.items() if name != LANGCHAIN} for message in messages]
+    return [
+        converted.model_copy(update=message.get(LANGCHAIN, {}))
+        for message, converted in zip(messages, convert_to_messages(plain), strict=True)
+    ]
 
 
 def sampling(model: "BaseChatModel", request: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,13 +181,19 @@ def _as_text(message: "AIMessage") -> "AIMessage":
     if not message.tool_calls:
         return message
     text = json.dumps(message.tool_calls[0]["args"], ensure_ascii=False)
-    return message.model_copy(update={"content": text, "tool_calls": []})
+    return message.model_copy(update={"content": text, "tool_calls": [], "additional_kwargs": {}})
 
 
 def completion(message: "AIMessage", model: str) -> dict[str, Any]:
     """A message of LangChain as an OpenAI chat completion."""
-    about = message.response_metadata
+    about, reason = message.response_metadata, _finish(message)
     reply: dict[str, Any] = {"role": "assistant", "content": str(message.text) or None}
+    more = {name: value for name, value in message.additional_kwargs.items() if value is not None}
+    if more or not isinstance(message.content, str):
+        form = {name: about[name] for name in ("model_provider", "output_version") if name in about}
+        reply[LANGCHAIN] = {"content": message.content, "additional_kwargs": more, "response_metadata": form}
+    if reason == "content_filter":
+        reply["refusal"] = more.get("refusal") or reply["content"] or f"it ended with {_reason(message)!r}"
     calls = [(call["id"], call["name"], json.dumps(call["args"], ensure_ascii=False)) for call in message.tool_calls]
     calls += [(call["id"], call["name"] or "", call["args"] or "") for call in message.invalid_tool_calls]
     if calls:
@@ -190,7 +207,7 @@ def completion(message: "AIMessage", model: str) -> dict[str, Any]:
         "object": "chat.completion",
         "created": int(time.time()),
         "model": model,
-        "choices": [{"index": 0, "message": reply, "finish_reason": _finish(about, called=bool(calls))}],
+        "choices": [{"index": 0, "message": reply, "finish_reason": reason}],
         "usage": {
             "prompt_tokens": used["input_tokens"],
             "completion_tokens": used["output_tokens"],
@@ -199,14 +216,21 @@ def completion(message: "AIMessage", model: str) -> dict[str, Any]:
     }
 
 
-def _finish(about: Mapping[str, Any], *, called: bool) -> str:
+def _reason(message: "AIMessage") -> str:
+    """Why an answer ended, in the provider's word."""
+    names = ("finish_reason", "stop_reason", "stopReason", "done_reason")
+    return str(next(filter(None, map(message.response_metadata.get, names)), "stop"))
+
+
+def _finish(message: "AIMessage") -> str:
     """Why an answer ended, in OpenAI's words where there is one."""
-    reason = str(about.get("finish_reason") or about.get("stop_reason") or about.get("stopReason") or "").lower()
-    reason = reason or str(about.get("done_reason") or "stop").lower()
+    reason = _reason(message).lower()
     if reason in ("length", "max_tokens"):
         return "length"
-    if called:
+    if message.tool_calls or message.invalid_tool_calls:
         return "tool_calls"
+    if reason in REFUSALS_OF_PROVIDERS or message.additional_kwargs.get("refusal"):
+        return "content_filter"
     return "stop" if reason in ("stop", "end_turn", "stop_sequence", "tool_use", "tool_calls") else reason
 
 
@@ -221,7 +245,9 @@ def explained(where: str, error: Exception) -> ModelError:
         text = f"{where} answered {status}: {_line(error)}"
         if status in REFUSALS:
             return RefusedRequest(text, getattr(error, "body", None))
-        return ModelError(text, retriable=status == 429 or status >= 500)
+        if status == 429:
+            return RateLimited(text, named_wait(getattr(getattr(error, "response", None), "headers", {})))
+        return ModelError(text, retriable=status in (408, 409) or status >= 500)
     if isinstance(error, ConnectionError) or "Connect" in type(error).__name__:
         return UnreachableError(f"{where} cannot be reached ({_line(error)}): is its address right?", retriable=True)
     return ModelError(f"{where} failed: {type(error).__name__}: {_line(error)}")
@@ -239,8 +265,5 @@ def _bad_answer(error: BaseException | None) -> str | None:
 
 
 def _line(error: Exception) -> str:
-    body = getattr(error, "body", None)
-    inner = body.get("error", body) if isinstance(body, Mapping) else None
-    message = inner.get("message") if isinstance(inner, Mapping) else None
-    text = message if isinstance(message, str) and message else str(error)
+    text = words(getattr(error, "body", None)) or str(error)
     return " ".join(text.encode("utf-8", "replace").decode().split())[:LONGEST]

@@ -1,7 +1,7 @@
 """Fields of requests that a server does not take: they are found in its refusals, and not sent to it again."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from chimera.core.errors import ModelError
@@ -18,13 +18,15 @@ CONSEQUENCES = {
     LIMIT: f"{NEW_LIMIT} is sent in its place",
 }
 """Fields that a request may lack, and what their absence means."""
-_KEEP = ("model", "messages", "tools", NEW_LIMIT)
+_KEEP = ("model", "messages", "tools", NEW_LIMIT, "role", "content", "tool_calls", "id", "type", "function")
 _NOT_TAKEN = re.compile(
     r"unsupported|not support|n.t support|unrecogni[sz]ed|unknown|unexpected|not permitted|not allowed|extra_forbidden"
     r"|only the default|cannot both",
     re.IGNORECASE,
 )
 _SHOWN = 160
+_WORDS = ("error", "message", "detail", "msg", "errors")
+"""Where servers write what is wrong: OpenAI's form, FastAPI's, and others."""
 
 
 class RefusedRequest(ModelError):
@@ -43,6 +45,19 @@ class RefusedRequest(ModelError):
             self.said = with_codes(message, body)
 
 
+def words(body: object, depth: int = 8) -> str:
+    """A server's own words in the body of an error, in whatever form it sends them; empty if there are none."""
+    if depth == 0 or isinstance(body, str):
+        return body if isinstance(body, str) else ""
+    if isinstance(body, list):
+        return "; ".join(filter(None, (words(part, depth - 1) for part in body)))
+    if not isinstance(body, Mapping):
+        return ""
+    place = f"{'.'.join(map(str, body['loc']))}: " if isinstance(body.get("loc"), list) else ""
+    message = next(filter(None, (words(body.get(name), depth - 1) for name in _WORDS)), "")
+    return message and place + message
+
+
 def with_codes(message: str, error: Mapping[str, Any]) -> str:
     """A server's message with the codes beside it, which may say more plainly what is wrong."""
     return " ".join(filter(None, (message, *(str(error[key]) for key in ("code", "type") if error.get(key)))))
@@ -54,6 +69,10 @@ class RefusedFields:
     def __init__(self) -> None:
         self._of_place: dict[str, set[str]] = {}
 
+    def at(self, place: str) -> frozenset[str]:
+        """The names of the fields that the server at `place` has refused."""
+        return frozenset(self._of_place.get(place, ()))
+
     def without(self, place: str, request: Mapping[str, Any]) -> dict[str, Any]:
         """`request` without the fields that the server at `place` does not take."""
         sent = dict(request)
@@ -63,17 +82,19 @@ class RefusedFields:
             sent.pop(name, None)
         return sent
 
-    def learn(self, place: str, sent: Mapping[str, Any], message: str, field: object = None) -> str | None:
+    def learn(self, place: str, sent: Iterable[str], message: str, field: object = None) -> str | None:
         """Find the field that a refusal is about; it is left out from now on.
 
         Args:
             place: The server.
+            sent: The names of the fields of the request and of its messages.
             field: The field that it names, if it does so apart from its message.
 
         Returns:
             A sentence for the user, which begins with a verb; None if the refusal is about something else.
         """
-        name = next((name for name in sent if name not in _KEEP and _is_about(name, message, field)), None)
+        passed = self.at(place).union(_KEEP)
+        name = next((name for name in sent if name not in passed and _is_about(name, message, field)), None)
         if name is None:
             return None
         self._of_place.setdefault(place, set()).add(name)

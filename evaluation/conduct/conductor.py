@@ -131,7 +131,7 @@ class Conductor:
         greedy = replace(servers.endpoints[self._alone], temperature=0.0)
         sampled = answering(servers.endpoints, self.config, self.config.evaluation.temperature)
         rollouts = self.config.rollouts
-        model = HttpModel({**sampled, GREEDY_JUNIOR: greedy}, max_retries=rollouts.retries)
+        model = HttpModel({**sampled, GREEDY_JUNIOR: greedy}, max_retries=rollouts.retries, pause_s=rollouts.pause_s)
         workers = [SocietyWorker(self.config, model, self.toolbox) for _ in range(rollouts.concurrency)]
         crew = Crew(self.run, workers, servers.check)
         alone = {stage.name for stage in self.single_stages()}

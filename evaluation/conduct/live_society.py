@@ -136,7 +136,8 @@ class LiveSociety:
             RoleError: A role failed or ran out of time; the message names it.
         """
         log = SourceLog(self._library.toolbox)
-        model = HttpModel(answering(self.servers.endpoints, self._config, self._config.evaluation.temperature))
+        endpoints = answering(self.servers.endpoints, self._config, self._config.evaluation.temperature)
+        model = HttpModel(endpoints, pause_s=self._config.rollouts.pause_s)
         slots = self._config.roles.slots()
         judge = Judge(model, slots[JUDGE])
         society = Society(model, log, self._config.society, self._config.roles, evaluate=judge.evaluate)

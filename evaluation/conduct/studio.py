@@ -40,7 +40,8 @@ def studio_graph(config: Config) -> Graph:
     atexit.register(running.close)
     log = Path(running.enter_context(tempfile.TemporaryDirectory())) / "models.log"
     servers = running.enter_context(serve(config.used(), config.serving, secrets, log_file=log))
-    model = HttpModel(answering(servers.endpoints, config, config.evaluation.temperature))
+    endpoints = answering(servers.endpoints, config, config.evaluation.temperature)
+    model = HttpModel(endpoints, pause_s=config.rollouts.pause_s)
     judge = Judge(model, config.slot(JUDGE)).evaluate
     return Society(model, tools, config.society, config.roles, evaluate=judge).standing(briefs(data))
 

@@ -3,7 +3,6 @@
 A transport says how a model is reached, and where spans go (`evaluation.rollout.worker`).
 """
 
-import asyncio
 import contextvars
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +16,8 @@ from agents.state import ResearchState
 from agents.visit.record import CallRecord, by_visit, count, dump, tokens, tool_calls
 from chimera.config.roles import JUDGE
 from chimera.config.tree import Config
-from chimera.core.errors import ChimeraError, RoleError
+from chimera.core.errors import ChimeraError, RateLimitError, RoleError
+from chimera.core.rate_limits import TimeLimit
 from chimera.run.directory import Run
 from chimera.serving.client import Completion, Model
 from evaluation.records.rollouts import Outcome, RolloutInput, RolloutRecord
@@ -69,6 +69,7 @@ class RolloutMaker:
         self._transport = transport
         self._records: list[CallRecord] = []
         self._weights: dict[str, set[str]] = {}
+        self._refused: RateLimitError | None = None
         self._society = Society(
             self,
             toolbox,
@@ -90,12 +91,14 @@ class RolloutMaker:
             start: Where the society begins; None for the whole task. The reward is that of the whole task, all
                 counts are of what is done now.
         """
-        self._records, self._weights = [], {}
+        self._records, self._weights, self._refused = [], {}, None
         started = time.perf_counter()
         try:
             state = await self._run(rollout_input, selector(), start)
             records = [*(start.records if start else ()), *self._records]
             reward = compute_reward(state, records, rollout_input.task, self._config.reward)
+            if self._refused is not None:  # The judge's calls too, which a rollout goes on without.
+                raise self._refused
         except Exception as error:  # noqa: BLE001  a bad rollout is data, and says why it failed
             return EndedRollout(self._outcome({}, None, started, _sentence(error)), error)
         outputs = {key: value for key, value in state.items() if key != "messages"}
@@ -103,7 +106,11 @@ class RolloutMaker:
 
     async def complete(self, key: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> Completion:
         """Answer through the transport, and note the answer's id and weights."""
-        completion = await self._transport.complete(key, messages, **options)
+        try:
+            completion = await self._transport.complete(key, messages, **options)
+        except RateLimitError as error:
+            self._refused = error
+            raise
         _responses.get().append(completion.response_id)
         if completion.weights_version is not None:
             self._weights.setdefault(key, set()).add(completion.weights_version)
@@ -125,7 +132,7 @@ class RolloutMaker:
     async def _run(self, rollout_input: RolloutInput, select: Selector, start: Start | None) -> Mapping[str, Any]:
         brief, seed = rollout_input.task.brief(), rollout_input.seed
         limit = self._config.rollouts.timeout_s
-        deadline = asyncio.timeout(limit)
+        deadline = TimeLimit(limit)
         try:
             async with deadline:
                 if start is None:

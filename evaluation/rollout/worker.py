@@ -13,7 +13,7 @@ from agents.context import Selector, Tools
 from chimera.config.tree import Config
 from chimera.core.errors import ModelError, UnreachableError
 from chimera.core.files import parse_json
-from chimera.serving.client import Completion, Endpoint, HttpModel, read_completions
+from chimera.serving.client import Completion, Endpoint, HttpModel
 from evaluation.records.rollouts import Made, RolloutInput, RolloutRecord
 from evaluation.rollout.make import EndedRollout, RolloutMaker, Start
 from evaluation.traces import spans
@@ -114,7 +114,7 @@ class DirectTransport:
             request["logprobs"] = True
         started = time.time()
         body, where = await self._model.ask(key, request), self._model.where(key)
-        completion = read_completions(body, where)[0]
+        completion = self._model.read(key, body)[0]
         try:
             response = parse_json(body)
         except ValueError as error:
@@ -124,6 +124,8 @@ class DirectTransport:
             response["id"] = f"{completion.response_id or 'answer'}-{len(self._seen)}"
             completion = replace(completion, response_id=response["id"])
         self._seen.add(completion.response_id)
+        if key not in self._with_ids:  # As the conversation holds it: in a form that all readers know.
+            response["choices"][0]["message"] = completion.message
         self._spans.append(spans.exchange_span(self._position(started), request, response))
         return completion
 

@@ -7,10 +7,10 @@ from message_kit import refused
 
 from agents.roles import ROLES
 from agents.visit.prompting import dump, payload_of, response_format
-from agents.visit.record import ModelCall, ToolUse
+from agents.visit.record import ModelCall, ToolUse, count
 from chimera.config.roles import JUNIORS, RolesConfig
 from chimera.core.errors import RoleError
-from chimera.serving.client import Endpoint, HttpModel
+from chimera.serving.client import Endpoint, HttpModel, read_completions
 
 SEARCH = "literature_search"
 
@@ -341,3 +341,18 @@ async def test_a_roles_model_key_is_asked(society_kit):
     slots = {role: slot for role, slot in RolesConfig().slots().items() if role in ROLES}
     assert {request.role: request.key for request in model.requests} == slots
     assert {request.response_format["json_schema"]["name"] for request in model.of(JUNIORS[0])} == {"Hypothesis"}
+
+
+async def test_a_refusal_is_the_roles_error_in_the_servers_words_and_is_counted(society_kit):
+    refusal = {"role": "assistant", "content": None, "refusal": "I cannot\nhelp."}
+    answer = read_completions({"id": "a", "choices": [{"message": refusal, "finish_reason": "stop"}]}, "the model")[0]
+
+    class Refusing(society_kit.Model):
+        async def complete(self, key, messages, **options):
+            asked = await super().complete(key, messages, **options)
+            return answer if self.requests[-1].role == "PeerReviewer" else asked
+
+    records = []
+    with refused(RoleError, "PeerReviewer", "I cannot help."):
+        await society_kit.make(Refusing(), observe=records.append).run(society_kit.brief)
+    assert (count(records)["refused_answers"], count(records)["repairs"]) == (2, 1)

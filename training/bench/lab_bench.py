@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 from chimera.core.errors import RunError
 from chimera.run.directory import phases_before
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class LabBench:
-    """One phase's bench, as an async context manager."""
+    """One phase's bench."""
 
     def __init__(self, lab: "Lab", phase: str) -> None:
         self.config = lab.config
@@ -37,20 +37,11 @@ class LabBench:
         self.metrics = lab.metrics
         self._lab = lab
         self._phase = phase
-        self._closing = AsyncExitStack()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._closing.aclose()
 
     @cached_property
     def _side(self) -> SideCalls:
         lab = self._lab
-        side = SideCalls(lab.run, self._phase, lab.config, lab.servers.endpoints, lab.check)
-        self._closing.push_async_callback(side.close)
-        return side
+        return SideCalls(lab.run, self._phase, lab.config, lab.model, lab.check)
 
     @cached_property
     def _replays(self) -> Replays:

@@ -19,7 +19,7 @@ from chimera.core.errors import ModelError, RunError, UnreachableError
 from chimera.core.files import parse_json
 from chimera.run.directory import Run
 from chimera.run.jsonl import append_line, read_lines
-from chimera.serving.client import Endpoint, HttpModel, read_completions
+from chimera.serving.client import HttpModel
 
 CALLS = "calls.jsonl"
 """In the phase's folder: one request with its answers a line."""
@@ -49,22 +49,18 @@ class SideCalls:
     """One phase's calls beside rollouts, straight to the model servers.
 
     Args:
+        model: Reaches the servers; whoever made it closes it.
         check: Raises what keeps all further calls from succeeding, such as the end of the model server.
     """
 
-    def __init__(
-        self, run: Run, phase: str, config: Config, endpoints: Mapping[str, Endpoint], check: Callable[[], None]
-    ) -> None:
+    def __init__(self, run: Run, phase: str, config: Config, model: HttpModel, check: Callable[[], None]) -> None:
         self._file = run.path / "phases" / phase / CALLS
         self._config = config
         self._check = check
-        self._model = HttpModel(endpoints, max_retries=config.rollouts.retries)
+        self._model = model
         self._seats = asyncio.Semaphore(config.rollouts.concurrency)
         self._known = _recorded(self._file)
         self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-
-    async def close(self) -> None:
-        await self._model.aclose()
 
     async def make(
         self,
@@ -134,17 +130,20 @@ class SideCalls:
         return totals
 
     async def _answer(self, slot: str, request: Mapping[str, Any]) -> dict[str, Any]:
-        where = self._model.where(slot)
         try:
             body = await self._model.ask(slot, request)
         except UnreachableError:
             self._check()
             raise
-        read_completions(body, where)
+        completions, where = self._model.read(slot, body), self._model.where(slot)
         try:
-            return parse_json(body)
+            response = parse_json(body)
         except ValueError as error:
             raise ModelError(f"{where} answered 200 with what cannot be recorded: {error}", retriable=True) from error
+        if self._config.models[slot].kind == "endpoint":
+            for choice, completion in zip(response["choices"], completions, strict=True):
+                choice["message"] = completion.message
+        return response
 
     def _write(self, line: Mapping[str, Any]) -> None:
         self._file.parent.mkdir(parents=True, exist_ok=True)

@@ -83,7 +83,10 @@ class Lab:
             register_secret(f"key of model {name}", endpoint.api_key)
         async with AsyncExitStack() as opening:
             self.model = HttpModel(
-                self.servers.endpoints, max_retries=self.config.rollouts.retries, tell=self.view.warn
+                self.servers.endpoints,
+                max_retries=self.config.rollouts.retries,
+                pause_s=self.config.rollouts.pause_s,
+                tell=self.view.warn,
             )
             opening.push_async_callback(self.model.aclose)
             self.store = await open_store()

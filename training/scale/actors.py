@@ -28,7 +28,7 @@ class RolloutActor:
     def __init__(self, config: Config, toolbox: Callable[[], Tools]) -> None:
         self._config = config
         self._toolbox, self._tools = toolbox, None
-        self._model = HttpModel({}, max_retries=config.rollouts.retries)
+        self._model = HttpModel({}, max_retries=config.rollouts.retries, pause_s=config.rollouts.pause_s)
         self._idle: list[SocietyWorker] = []
 
     async def ready(self) -> None:

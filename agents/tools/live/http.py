@@ -10,8 +10,6 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from functools import cache
 from typing import Any, TypeVar
 
@@ -19,6 +17,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from agents.tools.text.passages import Passage, ToolError
+from chimera.core.rate_limits import retry_after
 
 AGENT = "chimera-lab"
 """User-Agent header that every service receives."""
@@ -121,21 +120,6 @@ class LiveTransport(httpx.AsyncBaseTransport):
             headers=headers,
         )
         return httpx.Response(200, json=answer.model_dump(mode="json"), request=request)
-
-
-def retry_after(value: str | None) -> float | None:
-    """Seconds to wait from a Retry-After header (seconds or an HTTP date); None if it is missing or unreadable."""
-    if value is None:
-        return None
-    if value.strip().isdecimal():
-        return float(value)
-    try:
-        moment = parsedate_to_datetime(value)
-    except ValueError:
-        return None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return max(0.0, (moment - datetime.now(UTC)).total_seconds())
 
 
 class SearchCache:

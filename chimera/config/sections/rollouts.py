@@ -47,7 +47,14 @@ class RolloutsConfig(ConfigSection):
         default=10,
         ge=0,
         le=100,
-        description="further tries of a model call after 429, 5xx or a time-out, with growing waits",
+        description="further tries of a model call after 5xx or a time-out, with growing waits",
+    )
+    pause_s: float = Field(
+        default=3600.0,
+        ge=0,
+        le=604_800,
+        description="longest pause, in seconds, while a model's server refuses every call for its rate (429); then the "
+        "run ends. Retry-After is followed within it, and time limits stand still",
     )
     exploration: float = Field(
         default=0.5,

@@ -161,6 +161,8 @@ async def test_refusals_are_not_tried_again(live_answers, status):
         (None, None),
         ("7", 7.0),
         (" 7 ", 7.0),
+        ("1.5", 1.5),
+        ("inf", None),
         ("soon", None),
         ("-3", None),
         ("²", None),

@@ -1,14 +1,18 @@
 """The client side of model calls."""
 
 import json
+import re
+import time
+from email.utils import formatdate
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from message_kit import refused
 
-from chimera.core.errors import ModelError, UnreachableError
-from chimera.serving.client import Endpoint, HttpModel
+from agents.visit.react import echo
+from chimera.core.errors import ModelError, RateLimitError, UnreachableError
+from chimera.serving.client import Endpoint, HttpModel, read_completions
 
 ANSWER = {"id": "a", "choices": [{"message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}]}
 ASKED = [{"role": "user", "content": "?"}]
@@ -84,6 +88,139 @@ async def test_a_busy_server_is_asked_again_after_the_time_that_it_names(first):
         await model.aclose()
     assert len(server.bodies) == 3
     assert server.bodies[0] == server.bodies[2]
+
+
+@pytest.mark.parametrize("seconds", [0, 1])
+async def test_a_limit_that_a_date_names_is_waited_for_without_further_tries(seconds):
+    first = busy(429, **{"Retry-After": formatdate(time.time() + seconds, usegmt=True)})
+    async with Models(first, ANSWER) as server:
+        model = HttpModel({"junior": Endpoint(server.url, "m", "key")}, max_retries=0, pause_s=60)
+        assert (await model.complete("junior", ASKED)).content == "yes"
+        await model.aclose()
+
+
+async def test_a_limit_that_does_not_end_is_told_with_the_servers_words_and_the_setting():
+    async with Models(busy(429, **{"retry-after-ms": "10"})) as server:
+        model = HttpModel({"junior": Endpoint(server.url, "m", "key")}, pause_s=0.05)
+        with refused(RateLimitError, "'junior'", server.url, 429, "busy", "rollouts.pause_s"):
+            await model.complete("junior", ASKED)
+        await model.aclose()
+
+
+THOUGHT = {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]}
+SEARCH = {"name": "search", "arguments": "{}"}
+WRITTEN_MESSAGES = {
+    "signature of a call": {
+        "tool_calls": [{"id": "c", "type": "function", "function": SEARCH, "extra_content": {"google": {"sig": "S"}}}]
+    },
+    "field of a function": {"tool_calls": [{"id": "c", "type": "function", "function": {**SEARCH, "thought": [1]}}]},
+    "reasoning": {"content": "yes", "reasoning_content": "Hm.", "reasoning_details": [{"data": "x", "index": 0}]},
+    "null": {"content": "yes", "reasoning_content": None},
+    "parts": {"content": [THOUGHT, {"type": "text", "text": "yes"}]},
+    "parts and calls": {"content": [THOUGHT], "tool_calls": [{"id": "c", "type": "function", "function": SEARCH}]},
+}
+
+
+@pytest.mark.parametrize("case", WRITTEN_MESSAGES)
+async def test_a_server_gets_back_what_it_wrote_and_no_other_server_does(case):
+    written = {"role": "assistant", "content": None, **WRITTEN_MESSAGES[case]}
+    answer = {"id": "a", "choices": [{"message": written, "finish_reason": "stop"}]}
+    async with Models(answer) as server, Models(ANSWER) as other:
+        endpoints = {"junior": Endpoint(server.url, "m", "k"), "board": Endpoint(other.url, "m", "k")}
+        model = HttpModel({**endpoints, "judge": Endpoint(server.url, "another", "k")})
+        first = await model.complete("junior", ASKED)
+        for key in ("junior", "board", "judge"):
+            await model.complete(key, [*ASKED, json.loads(json.dumps(echo(first)))])
+        await model.aclose()
+    usual = {**written, "content": written["content"] if first.tool_calls else written["content"] or ""}
+    assert server.bodies[1]["messages"][1] == usual
+    plain = [body["messages"][1] for body in (other.bodies[0], server.bodies[2])]
+    text = {"role": "assistant", "content": None if first.tool_calls else "yes"}
+    called = {"tool_calls": [{"id": "c", "type": "function", "function": SEARCH}]} if first.tool_calls else {}
+    assert plain == [{**text, **called}] * 2
+    assert first.content == ("" if first.tool_calls else "yes")
+
+
+async def test_a_field_of_its_messages_that_a_server_refuses_is_not_sent_back_again():
+    def answer(body):
+        if any("reasoning" in message for message in body["messages"]):
+            error = {"message": "'messages.1': property 'reasoning' is unsupported"}
+            return web.json_response({"error": error}, status=400)
+        return {"id": "a", "choices": [{"message": {"content": "yes", "reasoning": "Hm."}}]}
+
+    sentences = []
+    async with Models(answer) as server:
+        model = HttpModel({"junior": Endpoint(server.url, "m", "key")}, tell=sentences.append)
+        first = await model.complete("junior", ASKED)
+        for _ in range(2):
+            assert (await model.complete("junior", [*ASKED, first.message])).content == "yes"
+        await model.aclose()
+    assert len(server.bodies) == 4
+    (sentence,) = sentences
+    assert "'reasoning'" in sentence
+
+
+def completion(message, finish_reason="stop"):
+    return read_completions({"choices": [{"message": message, "finish_reason": finish_reason}]}, "the model")[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ([{"type": "text", "text": "y"}, THOUGHT, {"type": "text", "text": "es"}], "yes"),
+        (["y", {"text": "es"}], "yes"),
+        ([{"type": "output_text", "text": "yes"}, {"type": "reasoning", "text": "Hm."}, None, 7], "yes"),
+        ([THOUGHT], ""),
+        ([], ""),
+    ],
+)
+def test_the_text_of_content_in_parts_is_read(content, text):
+    assert completion({"content": content}).content == text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "read"),
+    [
+        ({"q": {"deep": [1, "ö"]}}, {"q": {"deep": [1, "ö"]}}),
+        ('{"q": 1}', {"q": 1}),
+        *((empty, {}) for empty in (None, "", " ", "null", [], {})),
+        ([1], None),
+        ("{", None),
+    ],
+)
+def test_arguments_are_read_in_any_form(arguments, read):
+    (call,) = completion(
+        {"tool_calls": [{"id": "c", "function": {"name": "search", "arguments": arguments}}]}
+    ).tool_calls
+    assert call.arguments == read
+    assert read is None or json.loads(call.raw_arguments) == read
+
+
+def test_calls_without_an_id_of_their_own_get_one():
+    calls = [{"function": SEARCH}, *({"id": id_, "function": SEARCH} for id_ in (None, "", 7, "same", "same"))]
+    answer = completion({"tool_calls": [*calls, {"id": "x", "function": {"name": "search"}}]})
+    ids = [call.id for call in answer.tool_calls]
+    assert len(set(ids)) == 7
+    assert all(re.fullmatch("[A-Za-z0-9]{9}", id_) for id_ in [*ids[:4], ids[5]])
+    assert (ids[4], ids[6]) == ("same", "x")
+    assert [call["id"] for call in answer.message["tool_calls"]] == ids
+
+
+@pytest.mark.parametrize(
+    ("message", "finish_reason", "words"),
+    [
+        ({"content": None, "refusal": "I cannot."}, "stop", "I cannot."),
+        ({"content": [{"type": "refusal", "refusal": "I cannot."}]}, "stop", "I cannot."),
+        ({"content": ""}, "content_filter", "content_filter"),
+        ({"content": "Withheld by policy 7."}, "content_filter", "policy 7"),
+        ({"content": "yes", "refusal": None}, "stop", ""),
+        ({"content": "yes", "refusal": ""}, "stop", ""),
+    ],
+)
+def test_a_refusal_is_told_in_the_servers_own_words(message, finish_reason, words):
+    answer = completion(message, finish_reason)
+    assert words in answer.refusal
+    assert (answer.finish_reason == "content_filter") == bool(answer.refusal) == bool(words)
 
 
 async def test_a_server_that_stays_busy_is_named_after_the_last_try():

@@ -10,6 +10,7 @@ from provider_kit import serve
 
 from agents.roles import ROLES
 from agents.visit.quoting import answer_format
+from agents.visit.react import echo
 from chimera.config.tree import dump_config
 from chimera.core.errors import ConfigError, ModelError, UnreachableError
 from chimera.serving.client import Endpoint, HttpModel
@@ -55,6 +56,64 @@ async def test_a_tool_call_its_result_and_the_answer_go_there_and_back(provider)
     assert 55 in (limits.get("max_tokens"), limits.get("num_predict"))
     assert limits.get("seed") == (7 if provider == "ollama" else None)
     assert KEY in str(server.requests[0][1])
+
+
+async def test_a_providers_thoughts_go_back_to_it_and_are_not_its_answer():
+    thought = {"type": "thinking", "thinking": "Hm.", "signature": "SIG"}
+    call = {"type": "tool_use", "id": "tu_1", "name": "search", "input": {"query": "zinc"}}
+    texts = [{"type": "text", "text": "searching"}]
+    usual = {"id": "m", "type": "message", "role": "assistant", "model": "m1", "stop_reason": "tool_use"}
+    usual["usage"] = {"input_tokens": 1, "output_tokens": 1}
+    with serve(lambda _request: (200, {**usual, "content": [thought, *texts, call]})) as server:
+        model = model_of("anthropic", server.url)
+        first = await model.complete("junior", MESSAGES, tools=[SEARCH])
+        result = {"role": "tool", "tool_call_id": "tu_1", "content": "{}"}
+        recorded = json.loads(json.dumps(echo(first)))
+        await model.complete("junior", [*MESSAGES, recorded, result], tools=[SEARCH])
+        other = HttpModel({"junior": Endpoint(server.url, "m2", KEY, provider="anthropic", timeout_s=600)})
+        await other.complete("junior", [*MESSAGES, recorded, result], tools=[SEARCH])
+    assert (first.content, first.tool_calls[0].arguments) == ("searching", {"query": "zinc"})
+    back, elsewhere = (
+        next(message["content"] for message in body["messages"] if message["role"] == "assistant")
+        for _, _, body in server.requests[1:]
+    )
+    assert back == [thought, *texts, call]
+    assert "Hm." not in json.dumps(elsewhere)
+
+
+async def test_ollamas_thoughts_go_back_to_it():
+    message = {"role": "assistant", "content": "", "thinking": "Hm."}
+    message["tool_calls"] = [{"function": {"name": "search", "arguments": {"query": "zinc"}}}]
+    ended = {"model": "m1", "done": True, "done_reason": "stop", "created_at": "2026-01-01T00:00:00Z"}
+    with serve(lambda _request: (200, {**ended, "message": message})) as server:
+        model = model_of("ollama", server.url, provider_options={"reasoning": True})
+        first = await model.complete("junior", MESSAGES, tools=[SEARCH])
+        result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "{}"}
+        await model.complete("junior", [*MESSAGES, first.message, result], tools=[SEARCH])
+    assert [sent.get("thinking") for sent in server.requests[1][2]["messages"]] == [None, None, "Hm.", None]
+
+
+async def test_a_providers_refusal_is_told_in_its_own_words():
+    usual = {"id": "m", "type": "message", "role": "assistant", "model": "m1", "stop_reason": "refusal"}
+    usual["usage"] = {"input_tokens": 1, "output_tokens": 1}
+    for content, words in (([], "refusal"), ([{"type": "text", "text": "I cannot."}], "I cannot.")):
+        with serve(lambda _request, content=content: (200, {**usual, "content": content})) as server:
+            answer = await model_of("anthropic", server.url).complete("junior", MESSAGES)
+        assert words in answer.refusal
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+async def test_a_busy_provider_is_asked_again(provider):
+    answers = iter([429, 503])
+
+    def play(_request):
+        status = next(answers, None)
+        return "yes" if status is None else (status, {"type": "error", "error": {"message": "busy"}})
+
+    with serve(play) as server:
+        endpoint = Endpoint(server.url, "m1", KEY, provider=provider, timeout_s=600.0)
+        answer = await HttpModel({"junior": endpoint}, max_retries=1, pause_s=60).complete("junior", MESSAGES)
+    assert (answer.content, len(server.requests)) == ("yes", 3)
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)

@@ -87,8 +87,8 @@ def seen(tmp_path_factory):
     tasks = load(config.data).tasks
 
     async def scenario():
-        async with open_lab(None, None, tasks, config=config) as lab, LabBench(lab, "tried") as bench:
-            run = lab.run
+        async with open_lab(None, None, tasks, config=config) as lab:
+            bench, run = LabBench(lab, "tried"), lab.run
             inputs = [RolloutInput.of(task, "gather", 0, 0) for task in tasks]
             gathered = await all_of(bench.rollouts(inputs[:4]))
             held_out = [record async for record in lab.held_out(inputs[4:REPLAYED], "base")]
@@ -124,8 +124,7 @@ def seen(tmp_path_factory):
             with pytest.raises(ModelError) as found.gone:
                 lab.servers.remove_candidate(f"senior~{weights.version}")
             found.files = {file: file.read_bytes() for file in run.path.glob("*/**/*.jsonl")}
-            async with LabBench(lab, "tried") as again:
-                found.again = await use(again)
+            found.again = await use(LabBench(lab, "tried"))
             found.refusals = await refusals(bench, episodes[0])
         return found
 

@@ -12,6 +12,7 @@ from chimera.core.errors import ModelError, RunError
 from chimera.core.secrets import register_secret
 from chimera.run.directory import Run
 from chimera.run.jsonl import read_lines
+from chimera.serving.client import HttpModel
 from chimera.serving.process import user_endpoint
 from evaluation.traces.calls import TracedCall
 from training.bench.branches import ask_again
@@ -27,7 +28,7 @@ FORM = {"type": "json_schema", "json_schema": {"name": "Hypothesis", "schema": {
 
 
 @pytest.fixture
-def side(scripted_openai, tmp_path):
+async def side(scripted_openai, tmp_path):
     """`side()` is what a phase called `tried` has when it begins, or begins again."""
     scripted_openai.hooks.clear()
     scripted_openai.requests.clear()
@@ -35,12 +36,15 @@ def side(scripted_openai, tmp_path):
     config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"retries": 0})})
     endpoints = {"refiner": user_endpoint("models.refiner", config.models["refiner"], {"TEST_KEY": SECRET})}
 
+    model = HttpModel(endpoints, max_retries=config.rollouts.retries)
+
     def begin():
-        made = SideCalls(Run(tmp_path, writable=True), "tried", config, endpoints, lambda: None)
+        made = SideCalls(Run(tmp_path, writable=True), "tried", config, model, lambda: None)
         made.config, made.file = config, tmp_path / "phases/tried/calls.jsonl"
         return made
 
-    return begin
+    yield begin
+    await model.aclose()
 
 
 def call(prompt=(1, 2)):
@@ -86,8 +90,6 @@ async def test_a_branch_sends_what_the_trace_holds_and_asks_again_where_n_is_not
     assert again.spent() == made.spent()
     await ask_again(again, made.config, {"refiner": "v2"}, call(), 2, 7)
     assert len(sent) == 4, "other weights answer anew"
-    for one in (made, again):
-        await one.close()
 
 
 async def test_the_same_prompt_is_asked_once_also_at_the_same_time(side, scripted_openai, monkeypatch):
@@ -99,7 +101,6 @@ async def test_the_same_prompt_is_asked_once_also_at_the_same_time(side, scripte
     assert len(scripted_openai.requests) == len(list(read_lines(made.file))) == 1
     assert [one.response_id for one in first] == [one.response_id for one in second]
     assert {one.rollout_id for one in second} == {"ro-2"}
-    await made.close()
 
 
 async def test_a_prompt_that_is_read_as_other_tokens_is_refused(side, scripted_openai, monkeypatch):
@@ -109,7 +110,6 @@ async def test_a_prompt_that_is_read_as_other_tokens_is_refused(side, scripted_o
         await ask_again(made, made.config, {"refiner": "v1"}, call(), 1, 0)
     with refused(RunError, "r-1", "ro-1", "not in a trace"):
         await ask_again(made, made.config, {"refiner": "v1"}, replace(call(), asked=None), 1, 0)
-    await made.close()
 
 
 async def test_a_question_is_recorded_without_the_key_and_counted_with_its_price(side, scripted_openai):
@@ -126,7 +126,6 @@ async def test_a_question_is_recorded_without_the_key_and_counted_with_its_price
     (line,) = read_lines(made.file)
     assert line["request"]["messages"] == QUESTION
     assert SECRET not in made.file.read_text()
-    await made.close()
 
 
 async def test_a_question_can_be_asked_at_another_temperature(side, scripted_openai):
@@ -135,7 +134,6 @@ async def test_a_question_can_be_asked_at_another_temperature(side, scripted_ope
     assert await made.make("ask", "refiner", "v1", QUESTION, temperature=0.0) is not usual
     assert [request["temperature"] for request in scripted_openai.requests] == [1.0, 0.0]
     assert await made.make("ask", "refiner", "v1", QUESTION) is usual
-    await made.close()
 
 
 async def test_a_server_that_fails_is_an_error_and_nothing_is_recorded(side, scripted_openai):
@@ -146,7 +144,6 @@ async def test_a_server_that_fails_is_an_error_and_nothing_is_recorded(side, scr
             await made.make("ask", "refiner", "v", QUESTION)
     assert not made.file.exists()
     assert made.spent() == {}
-    await made.close()
 
 
 def test_a_line_that_is_no_call_is_named(side):
