@@ -7,7 +7,8 @@ import asyncio
 import json
 import random
 import ssl
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -117,6 +118,30 @@ class Connections:
         return await self._once(url, key, body, limit_s)
 
     async def _once(self, url: str, key: str, body: bytes, limit_s: float) -> HttpAnswer:
+        async with self._post(url, key, body, limit_s) as answer:
+            return HttpAnswer(answer.status, _headers(answer), await _content(answer))
+
+    async def events(
+        self, url: str, key: str, body: bytes, *, limit_s: float
+    ) -> AsyncGenerator[HttpAnswer | bytes, None]:
+        """Post `body` once; yields the data of each server-sent event, or the whole answer if it is something else.
+
+        Closing the generator closes the connection. Raises what `post` raises.
+        """
+        async with self._post(url, key, body, limit_s) as answer:
+            if answer.content_type != "text/event-stream":
+                yield HttpAnswer(answer.status, _headers(answer), await _content(answer))
+                return
+            event = bytearray()
+            async for part in answer.content.iter_any():
+                event += part
+                *whole, rest = bytes(event).split(b"\n\n")
+                event = bytearray(rest)
+                for data in whole:
+                    yield data.removeprefix(b"data: ")
+
+    @asynccontextmanager
+    async def _post(self, url: str, key: str, body: bytes, limit_s: float) -> AsyncIterator[aiohttp.ClientResponse]:
         headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
         timeout = aiohttp.ClientTimeout(total=limit_s, sock_connect=None)
         try:
@@ -124,10 +149,7 @@ class Connections:
             async with self._session(url).post(
                 url, data=body, headers=headers, timeout=timeout, allow_redirects=False
             ) as answer:
-                content = await _content(answer)
-                return HttpAnswer(
-                    answer.status, {name.lower(): value for name, value in answer.headers.items()}, content
-                )
+                yield answer
         except TimeoutError as error:
             raise TimeoutError(f"no whole answer within {limit_s:g} s") from error
         except (aiohttp.ClientPayloadError, aiohttp.ClientResponseError) as error:
@@ -157,6 +179,10 @@ class Connections:
         self._sessions.clear()
         for session in sessions:
             await session.close()
+
+
+def _headers(answer: aiohttp.ClientResponse) -> dict[str, str]:
+    return {name.lower(): value for name, value in answer.headers.items()}
 
 
 async def _content(answer: aiohttp.ClientResponse) -> bytes:
