@@ -1,4 +1,4 @@
-"""The server process, started by `chimera.serving.process`.
+"""The server process, started by `chimera.serving.process`; `python -m chimera serve` is the server for users.
 
 It reads its settings and key as one JSON object from stdin and serves until SIGTERM.
 """
@@ -35,18 +35,27 @@ def main(argv: list[str]) -> None:
     settings = json.load(sys.stdin)
     models = {key: ModelConfig.model_validate(model) for key, model in settings["models"].items()}
     serving = ServingConfig.model_validate(settings["serving"])
-    gc.disable()  # The collector would take a quarter of the imports' time.
-    service = _service(models, serving, Path(settings["log_file"]))
-    gc.freeze()
-    gc.enable()
-    config = uvicorn.Config(
-        create_app(service, settings["api_key"]),
-        log_config=None,
-        access_log=False,
-        timeout_graceful_shutdown=GRACE_S,
-    )
+    service = open_service(models, serving, Path(settings["log_file"]))
     # uvicorn 0.54's `fd` treats the socket as a Unix socket and leaves TCP_NODELAY off: 40 ms for every answer.
-    uvicorn.Server(config).run(sockets=[socket.socket(fileno=options.fd)])
+    serve_at(socket.socket(fileno=options.fd), service, settings["api_key"])
+
+
+def serve_at(listener: socket.socket, service: Service | SpreadService, key: str) -> None:
+    """Answer what comes to `listener`, until the process is told to stop."""
+    config = uvicorn.Config(
+        create_app(service, key), log_config=None, access_log=False, timeout_graceful_shutdown=GRACE_S
+    )
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def open_service(models: Mapping[str, ModelConfig], serving: ServingConfig, log_file: Path) -> Service | SpreadService:
+    """Load `models`, in as many decoding processes as suit them; these write to `log_file`."""
+    gc.disable()  # The collector would take a quarter of the imports' time.
+    try:
+        return _service(models, serving, log_file)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _service(models: Mapping[str, ModelConfig], serving: ServingConfig, log_file: Path) -> Service | SpreadService:
@@ -56,3 +65,7 @@ def _service(models: Mapping[str, ModelConfig], serving: ServingConfig, log_file
     weights = sum(count_weights(Path(folder)) for folder in folders)
     processes = decoding_processes(serving, weights, len(os.sched_getaffinity(0)))
     return Service(models, serving) if processes == 1 else SpreadService(models, serving, processes, log_file)
+
+
+if __name__ == "__main__":
+    sys.exit("error: this is a run's own server process: python -m chimera serve starts a server for you")
