@@ -1,6 +1,7 @@
 """`python -m chimera serve [RUN]`: an OpenAI-compatible server on this machine, for what a run learned or any model.
 
-It chats, streams, calls tools and follows JSON schemas, and answers only who sends its key.
+It chats, streams, calls tools and follows JSON schemas. It listens on 127.0.0.1 and answers who sends its key, which is
+CHIMERA_API_KEY of the environment or .env, or is made and printed.
 """
 
 import argparse
@@ -9,44 +10,37 @@ import logging
 import os
 import secrets as random_secrets
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chimera.config.arguments import add_config_arguments, config_from
 from chimera.core.cli import parse_arguments
-from chimera.core.errors import ConfigError, RunError, suggestion
+from chimera.core.errors import ConfigError, suggestion
 
 if TYPE_CHECKING:
     from chimera.config.sections.models import ModelConfig
     from chimera.config.tree import Config
+    from chimera.run.directory import Run
 
 KEY = "CHIMERA_API_KEY"
-QUESTION = "Does aspirin prevent stroke?"
-EXAMPLES = """
+INTRODUCTION = """{url} serves {names}; Ctrl-C ends it
+key: {shown_key}
+
 # the OpenAI SDK
-{import_key}from openai import OpenAI
+import os
+from openai import OpenAI
 
 client = OpenAI(base_url="{url}", api_key={key})
-answer = client.chat.completions.create(model={model}, messages=[{{"role": "user", "content": "{question}"}}])
-print(answer.choices[0].message.content)
+question = {{"role": "user", "content": "Does aspirin prevent stroke?"}}
+print(client.chat.completions.create(model={model}, messages=[question]).choices[0].message.content)
 
 # LangChain
-{import_key}from langchain_openai import ChatOpenAI
+import os
+from langchain_openai import ChatOpenAI
 
-model = ChatOpenAI(base_url="{url}", api_key={key}, model={model})
-print(model.invoke("{question}").content)
+print(ChatOpenAI(base_url="{url}", api_key={key}, model={model}).invoke("Does aspirin prevent stroke?").content)
 """
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """A model under the name that clients send, and a phrase for the user that says which weights it has."""
-
-    name: str
-    config: "ModelConfig"
-    about: str
 
 
 def main(argv: list[str]) -> int | None:
@@ -54,53 +48,51 @@ def main(argv: list[str]) -> int | None:
     if arguments.run is not None and "=" in arguments.run:  # argparse takes the first setting for the run.
         arguments.overrides.insert(0, arguments.run)
         arguments.run = None
-    config, models = _of_model(arguments) if arguments.run is None else _of_run(arguments)
+    config, models = _plain(arguments) if arguments.run is None else _trained(arguments)
 
     from chimera.core.machine import LOOPBACK, listen_at
     from chimera.core.secrets import load_secrets, protect_logging, register_secret
-    from chimera.serving.embedded.__main__ import open_service, serve_at
+    from chimera.serving.embedded.__main__ import run_server
     from chimera.serving.embedded.checkpoint import locate
     from chimera.serving.process import CHILD_ENVIRONMENT
 
-    key = load_secrets([KEY]).get(KEY)
-    if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
+    users_key = load_secrets([KEY]).get(KEY)
+    if users_key is not None and not (users_key.isascii() and users_key.isprintable() and " " not in users_key):
         raise ConfigError(f"{KEY} cannot be sent in a header: use printable ASCII characters without blanks")
-    shown, key = key is None, key or random_secrets.token_urlsafe(24)
+    key = users_key or random_secrets.token_urlsafe(24)
     register_secret(KEY, key)
     logging.basicConfig(level=logging.WARNING)
     protect_logging()
-    for model in models:
-        locate(model.config.path)  # Download here: what decodes has no network.
+    for model in models.values():
+        locate(model.path)  # Download here: what decodes has no network.
     os.environ |= CHILD_ENVIRONMENT | {"OMP_NUM_THREADS": str(config.serving.threads)}
     with listen_at(arguments.port) as listener:
+        introduction = INTRODUCTION.format(
+            url=f"http://{LOOPBACK}:{listener.getsockname()[1]}/v1",
+            names=", ".join(f"{name} ({model.path})" for name, model in models.items()),
+            shown_key=f"the value of {KEY}" if users_key else key,
+            key=f'os.environ["{KEY}"]' if users_key else f'"{key}"',
+            model=json.dumps(next(iter(models))),
+        )
         log_file = Path(tempfile.gettempdir()) / "serve.log"
-        service = open_service({model.name: model.config for model in models}, config.serving, log_file)
-        address = f"http://{LOOPBACK}:{listener.getsockname()[1]}/v1"
-        print(_introduction(address, key if shown else None, models), flush=True)
         try:
-            serve_at(listener, service, key)
+            run_server(listener, key, models, config.serving, log_file, lambda: print(introduction, flush=True))
         except KeyboardInterrupt:
             return 0  # It is how a server ends.
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m chimera serve",
-        description=__doc__,
-        epilog=f"It listens on 127.0.0.1. Its key is {KEY} (environment or .env), or is made and printed.",
-    )
+    parser = argparse.ArgumentParser(prog="python -m chimera serve", description=__doc__)
     parser.add_argument("run", nargs="?", metavar="RUN", help="the run's name or folder, or 'latest'")
     parser.add_argument("--slot", metavar="S", help="of a run: this slot alone, such as refiner; all without it")
-    parser.add_argument(
-        "--model", metavar="FOLDER", help="instead of a run: any model, as models.junior.path (the bundled nano)"
-    )
+    parser.add_argument("--model", metavar="FOLDER", help="instead of a run: any model folder (the bundled nano)")
     parser.add_argument("--port", type=int, default=0, metavar="N", help="the port; any free one without it")
     add_config_arguments(parser)
     return parser
 
 
-def _of_model(arguments: argparse.Namespace) -> "tuple[Config, list[ServedModel]]":
+def _plain(arguments: argparse.Namespace) -> "tuple[Config, dict[str, ModelConfig]]":
     """The model of `--model`, or of the slot junior, under the name of its folder."""
     if arguments.slot is not None:
         raise ConfigError(f"--slot {arguments.slot} is of a run: name the run, or leave --slot out")
@@ -111,71 +103,55 @@ def _of_model(arguments: argparse.Namespace) -> "tuple[Config, list[ServedModel]
     if not model.has_weights:
         raise ConfigError(f"models.junior is of kind {model.kind}, which has no weights here: give --model FOLDER")
     path = Path(model.path).expanduser()
-    return config, [_served(path.resolve().name if path.is_dir() else model.path, model, model.path, model.path)]
+    return config, {path.resolve().name if path.is_dir() else model.path: _embedded(model, model.path)}
 
 
-def _of_run(arguments: argparse.Namespace) -> "tuple[Config, list[ServedModel]]":
-    """The slots of a run with the weights that are live at its end, which must be those that it has sealed.
-
-    Raises:
-        ConfigError, RunError: There is no such run or slot, or files of the run were changed.
-    """
+def _trained(arguments: argparse.Namespace) -> "tuple[Config, dict[str, ModelConfig]]":
+    """The slots of a run, those that have learned first."""
     if arguments.model is not None or arguments.config is not None:
         raise ConfigError(f"the run {arguments.run} brings its own models and settings: leave --model and --config out")
     from chimera.run.directory import Run
+
+    config = config_from(arguments, own_question=True, reads=("runs_dir", "serving"))
+    path = Path(arguments.run)
+    folder = path.parent if path.parent != Path() else config.runs_dir
+    run = Run.latest(folder) if arguments.run == "latest" else Run.open(path.name, folder)
+    arguments.config = run.config_file
+    config = config_from(arguments, own_question=True, recorded=True)
+    slots = dict(_weights(run, config))
+    if arguments.slot is None and slots:
+        return config, slots
+    if arguments.slot not in slots:
+        hint = suggestion(
+            str(arguments.slot), slots, "there are endpoints and rubrics alone" if not slots else "name one"
+        )
+        raise ConfigError(
+            f"--slot {arguments.slot}: run {run.name!r} has no such weights; {hint} (slots: {', '.join(slots)})"
+        )
+    return config, {arguments.slot: slots[arguments.slot]}
+
+
+def _weights(run: "Run", config: "Config") -> "Iterator[tuple[str, ModelConfig]]":
+    """Each slot of the run with the weights that are live at its end, first those that have learned.
+
+    Raises:
+        RunError: Weights are not those that the run has written, or that it was made with.
+    """
     from chimera.run.inputs import check_inputs
     from chimera.run.policies import live
     from chimera.run.seals import checked
 
-    path = Path(arguments.run)
-    folder = config_from(arguments, own_question=True, reads=("runs_dir", "serving")).runs_dir
-    folder = path.parent if path.parent != Path() else folder
-    run = Run.latest(folder) if arguments.run == "latest" else Run.open(path.name, folder)
-    arguments.config = run.config_file
-    config = config_from(arguments, own_question=True, recorded=True)
     check_inputs(run.events(), run.config, config)
+    learned = {policy.target: policy.folder for policy in live(run.events()).values() if policy.part == "weights"}
     slots = {name: model for name, model in config.used().items() if model.has_weights}
-    if not slots:
-        raise RunError(f"run {run.name!r} has no weights to serve: all its models are endpoints or rubrics")
-    if arguments.slot is not None and arguments.slot not in slots:
-        hint = suggestion(arguments.slot, slots, "name one of them")
-        raise ConfigError(
-            f"--slot {arguments.slot}: run {run.name!r} has no such slot with weights; {hint} (slots: "
-            f"{', '.join(slots)})"
-        )
-    learned = {policy.target: policy for policy in live(run.events()).values() if policy.part == "weights"}
-    served = [
-        _served(name, model, str(checked(run, learned[name].folder)), f"{learned[name].version} of run {run.name}")
-        if name in learned
-        else _served(name, model, model.path, f"{model.path}, which run {run.name} has not changed")
-        for name, model in slots.items()
-        if arguments.slot in (None, name)
-    ]
-    return config, sorted(served, key=lambda model: model.name not in learned)
+    for name in sorted(slots, key=lambda name: name not in learned):
+        path = str(checked(run, learned[name])) if name in learned else slots[name].path
+        yield name, _embedded(slots[name], path)
 
 
-def _served(name: str, model: "ModelConfig", path: str, about: str) -> ServedModel:
-    """A slot's weights in the embedded server, whatever has served them in the run."""
-    return ServedModel(name, type(model)(path=path, dtype=model.dtype), about)
-
-
-def _introduction(url: str, made_key: str | None, models: list[ServedModel]) -> str:
-    """What the user is told, with examples that work as they stand."""
-    width = max(len(model.name) for model in models)
-    key = json.dumps(made_key) if made_key else f'os.environ["{KEY}"]'
-    fields: Mapping[str, str] = {
-        "url": url,
-        "key": key,
-        "model": json.dumps(models[0].name),
-        "question": QUESTION,
-        "import_key": "" if made_key else "import os\n",
-    }
-    lines = [
-        f"{url} serves these models to who has the key; Ctrl-C ends it",
-        *(f"  {model.name:<{width}}  {model.about}" for model in models),
-        f"key: {made_key or f'that in {KEY}'}",
-    ]
-    return "\n".join(lines) + "\n" + EXAMPLES.format(**fields).rstrip()
+def _embedded(model: "ModelConfig", path: str) -> "ModelConfig":
+    """The weights in `path` in the embedded server, whatever serves them in the configuration."""
+    return type(model)(path=path, dtype=model.dtype)
 
 
 if __name__ == "__main__":

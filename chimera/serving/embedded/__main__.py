@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import uvicorn
@@ -35,27 +35,29 @@ def main(argv: list[str]) -> None:
     settings = json.load(sys.stdin)
     models = {key: ModelConfig.model_validate(model) for key, model in settings["models"].items()}
     serving = ServingConfig.model_validate(settings["serving"])
-    service = open_service(models, serving, Path(settings["log_file"]))
     # uvicorn 0.54's `fd` treats the socket as a Unix socket and leaves TCP_NODELAY off: 40 ms for every answer.
-    serve_at(socket.socket(fileno=options.fd), service, settings["api_key"])
+    listener = socket.socket(fileno=options.fd)
+    run_server(listener, settings["api_key"], models, serving, Path(settings["log_file"]))
 
 
-def serve_at(listener: socket.socket, service: Service | SpreadService, key: str) -> None:
-    """Answer what comes to `listener`, until the process is told to stop."""
+def run_server(
+    listener: socket.socket,
+    key: str,
+    models: Mapping[str, ModelConfig],
+    serving: ServingConfig,
+    log_file: Path,
+    ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve `models` at `listener` until told to stop; `ready` is called when they are loaded."""
+    gc.disable()  # The collector would take a quarter of the imports' time.
+    service = _service(models, serving, log_file)
+    gc.freeze()
+    gc.enable()
+    ready()
     config = uvicorn.Config(
         create_app(service, key), log_config=None, access_log=False, timeout_graceful_shutdown=GRACE_S
     )
     uvicorn.Server(config).run(sockets=[listener])
-
-
-def open_service(models: Mapping[str, ModelConfig], serving: ServingConfig, log_file: Path) -> Service | SpreadService:
-    """Load `models`, in as many decoding processes as suit them; these write to `log_file`."""
-    gc.disable()  # The collector would take a quarter of the imports' time.
-    try:
-        return _service(models, serving, log_file)
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def _service(models: Mapping[str, ModelConfig], serving: ServingConfig, log_file: Path) -> Service | SpreadService:

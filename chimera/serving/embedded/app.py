@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
 
 from chimera.serving.application import application, json_object, until_disconnected
 from chimera.serving.embedded.protocol import ApiError, BadRequest, ChatRequest, parse_request, unknown_model
@@ -73,7 +72,8 @@ def create_app(service: Served, api_key: str) -> FastAPI:
         if not parsed.stream:
             return JSONResponse(await service.complete(parsed))
         chunks = service.stream(parsed)
-        return EventStream(await anext(chunks), chunks)
+        first = await anext(chunks)  # An error before it is a plain HTTP error.
+        return StreamingResponse(events(first, chunks), media_type="text/event-stream")
 
     @app.post("/admin/weights")
     async def weights(request: Request) -> dict[str, Any]:
@@ -101,34 +101,19 @@ def create_app(service: Served, api_key: str) -> FastAPI:
     return app
 
 
-class EventStream(StreamingResponse):
-    """A stream of chunks as server-sent events. When the caller closes the connection, the chunks' generator is closed.
-
-    Args:
-        first: The first chunk: errors before it are plain HTTP errors. A later one is an event.
-    """
-
-    def __init__(self, first: Mapping[str, Any], chunks: AsyncGenerator[dict[str, Any], None]) -> None:
-        super().__init__(_events(first, chunks), media_type="text/event-stream", headers={"cache-control": "no-cache"})
-        self._chunks = chunks
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._chunks):
-            await super().__call__(scope, receive, send)
-
-
-async def _events(first: Mapping[str, Any], chunks: AsyncGenerator[dict[str, Any], None]) -> AsyncIterator[str]:
-    yield _event(first)
-    try:
-        async for chunk in chunks:
-            yield _event(chunk)
-    except ApiError as error:
-        yield _event(error.body())
-    except Exception as error:  # The stream is under way.
-        logger.exception("a stream failed")
-        yield _event(ApiError(f"{type(error).__name__}: {error}").body())
-    else:
-        yield "data: [DONE]\n\n"
+async def events(first: Mapping[str, Any], chunks: AsyncGenerator[dict[str, Any], None]) -> AsyncIterator[str]:
+    """A stream's server-sent events. `chunks` is closed with it; an error is its last event."""
+    async with aclosing(chunks):
+        try:
+            yield _event(first)
+            async for chunk in chunks:
+                yield _event(chunk)
+            yield "data: [DONE]\n\n"
+        except ApiError as error:
+            yield _event(error.body())
+        except Exception as error:
+            logger.exception("a stream failed")
+            yield _event(ApiError(f"{type(error).__name__}: {error}").body())
 
 
 def _event(value: Mapping[str, Any]) -> str:

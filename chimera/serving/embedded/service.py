@@ -4,9 +4,9 @@ import asyncio
 import itertools
 import json
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Future, wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from chimera.serving.embedded.streams.chunks import Chunks
 if TYPE_CHECKING:
     from chimera.serving.embedded.checkpoint import Checkpoint
     from chimera.serving.embedded.completion import TextSide
-    from chimera.serving.embedded.decoding.batcher import Batcher, DecodingJob, FinishedJob, Lane, Progress
+    from chimera.serving.embedded.decoding.batcher import Batcher, DecodingJob, FinishedJob, Lane
 
 SPARE_CACHE_BYTES = 256 * 2**20
 """Memory limit of the rows of one engine that only keep prefixes for reuse, in bytes."""
@@ -37,6 +37,10 @@ SPARE_CACHE_BYTES = 256 * 2**20
 RUBRIC_VERSION = "rubric"
 CANDIDATE = "~"
 """Separates slot and version in the model name of a candidate."""
+
+
+Listen = Callable[..., None]
+"""Called with the binding that answers, the index of a choice, and what `Listener` of the batcher is told."""
 
 
 @dataclass(slots=True)
@@ -245,16 +249,32 @@ class Service:
             raise unknown_model(name, [*self._bindings, *self._candidates, *self._rubrics])
         return binding
 
-    async def complete(self, request: ChatRequest) -> dict[str, Any]:
-        """Answer one chat request.
+    async def complete(self, request: ChatRequest, listen: Listen | None = None) -> dict[str, Any]:
+        """Answer one chat request; `listen` is called on another thread while it is written.
 
         Raises:
             ApiError: the request cannot be served; see `chimera.serving.embedded.protocol`.
         """
-        if (response := await self._ready(request)) is None:
-            with self._decoding(request) as work:
-                response = await work.response()
-            self._keep(work, response)
+        if request.model in self._rubrics:
+            return _grade(request)
+        bound = self._bound(request.model)
+        key = self._answers.key(request, bound.number)
+        if (stored := await self._answers.found(key)) is not None:
+            return stored
+        text = bound.text
+        from chimera.serving.embedded.completion import make_jobs, make_response
+
+        jobs = make_jobs(request, text)
+        binding, futures = self._submit(request.model, jobs, listen)
+        waiting = [asyncio.wrap_future(future) for future in futures]
+        try:
+            answers = await asyncio.gather(*waiting)
+        finally:
+            for future in futures:
+                future.cancel()
+        response = make_response(request, text, binding.version, jobs[0].prompt, answers)
+        if binding is bound:  # Otherwise new weights have answered, which the key does not name.
+            self._answers.keep(key, response)
         return response
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[dict[str, Any], None]:
@@ -263,99 +283,45 @@ class Service:
         Raises:
             ApiError: As for `complete`, almost always before the first chunk.
         """
-        if (response := await self._ready(request)) is not None:
-            for chunk in chunks_for(request, response).rest(response):
-                yield chunk
-            return
-        from chimera.serving.embedded.completion import token_fields
+        reports: asyncio.Queue[Any] = asyncio.Queue()
+        loop, chunks = asyncio.get_running_loop(), None
 
-        reports: asyncio.Queue[tuple[int, Progress] | None] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-
-        def listen(index: int, progress: "Progress") -> None:
+        def listen(*report: Any) -> None:
             with suppress(RuntimeError):  # The loop is closed, and so nobody listens any more.
-                loop.call_soon_threadsafe(reports.put_nowait, (index, progress))
+                loop.call_soon_threadsafe(reports.put_nowait, report)
 
-        with self._decoding(request, listen) as work:
-            chunks = chunks_for(request, work.head())
-            answer = asyncio.ensure_future(work.response())
-            answer.add_done_callback(lambda _: reports.put_nowait(None))
-            try:
-                while (report := await reports.get()) is not None:
-                    index, progress = report
-                    fields = token_fields(request, work.binding.text, progress.tokens, progress.scores)
-                    for chunk in chunks.grown(index, progress.text, fields):
-                        yield chunk
-                response = await answer
-            finally:
-                answer.cancel()
-        self._keep(work, response)
-        for chunk in chunks.rest(response):
+        answer = asyncio.ensure_future(self.complete(request, listen))
+        answer.add_done_callback(lambda _: reports.put_nowait(None))
+        try:
+            while (report := await reports.get()) is not None:
+                binding, index, text, tokens, scores = report
+                from chimera.serving.embedded.completion import token_fields
+
+                fields = token_fields(request, binding.text, tokens, scores)
+                chunks = chunks or chunks_for(request, envelope(request.model, binding.version, 0, 0, 0))
+                for chunk in chunks.grown(index, text, len(tokens), fields):
+                    yield chunk
+            response = await answer
+        finally:
+            answer.cancel()
+            await asyncio.wait([answer])
+        for chunk in (chunks or chunks_for(request, response)).rest(response):
             yield chunk
 
-    async def _ready(self, request: ChatRequest) -> dict[str, Any] | None:
-        """The answer, if no model has to write it."""
-        if request.model in self._rubrics:
-            return _grade(request)
-        return await self._answers.found(self._answers.key(request, self._bound(request.model).number))
-
-    def _keep(self, work: "_Work", response: dict[str, Any]) -> None:
-        """Keep an answer for the weights that have written it: they may be others than at the request's arrival."""
-        self._answers.keep(self._answers.key(work.request, work.binding.number), response)
-
-    @contextmanager
-    def _decoding(
-        self, request: ChatRequest, listen: "Callable[[int, Progress], None] | None" = None
-    ) -> "Iterator[_Work]":
-        """Have the model write an answer; what is not written at the end of the block leaves the batch.
-
-        Args:
-            listen: Called with a choice's index and what is new of it, see `DecodingJob.listener`.
-        """
-        from chimera.serving.embedded.completion import make_jobs
-
-        jobs = make_jobs(request, self._bound(request.model).text)
-        if listen is not None:
-            for index, job in enumerate(jobs):
-                job.listener = partial(listen, index)
-        binding = self._submit(request.model, jobs)
-        try:
-            yield _Work(request, binding, jobs)
-        finally:
-            for job in jobs:
-                job.done.cancel()
-
-    def _submit(self, key: str, jobs: "list[DecodingJob]") -> Binding:
+    def _submit(
+        self, key: str, jobs: "list[DecodingJob]", listen: Listen | None
+    ) -> "tuple[Binding, list[Future[FinishedJob]]]":
         assert self._batcher is not None
         with self._lock:
             binding = self._bound(key)
-            for job in jobs:
-                binding.running.add(job.done)
-                job.done.add_done_callback(binding.running.discard)
-            for job in jobs:
+            futures = [job.done for job in jobs]
+            for future in futures:
+                binding.running.add(future)
+                future.add_done_callback(binding.running.discard)
+            for index, job in enumerate(jobs):
+                job.listener = partial(listen, binding, index) if listen else None
                 self._batcher.submit(binding.lane, job)
-        return binding
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """An answer that a model writes: one job for each choice."""
-
-    request: ChatRequest
-    binding: Binding
-    jobs: "Sequence[DecodingJob]"
-
-    async def response(self) -> dict[str, Any]:
-        """The completion, when all of it is written."""
-        from chimera.serving.embedded.completion import make_response
-
-        answers = await asyncio.gather(*(asyncio.wrap_future(job.done) for job in self.jobs))
-        return make_response(self.request, self.binding.text, self.binding.version, self.jobs[0].prompt, answers)
-
-    def head(self) -> dict[str, Any]:
-        """The fields of the completion that are known before it is written."""
-        prompt = {"prompt_token_ids": self.jobs[0].prompt} if self.request.return_token_ids else {}
-        return envelope(self.request.model, self.binding.version, 0, 0, 0) | prompt
+        return binding, futures
 
 
 def chunks_for(request: ChatRequest, head: Mapping[str, Any]) -> Chunks:
@@ -364,7 +330,7 @@ def chunks_for(request: ChatRequest, head: Mapping[str, Any]) -> Chunks:
 
     offered = bool(request.tools) and request.tool_choice != "none"
     options = request.stream_options
-    return Chunks(head, mark=OPEN if offered else None, usage=options is not None and bool(options.include_usage))
+    return Chunks(head, mark=OPEN if offered else None, usage=bool(options and options.include_usage))
 
 
 def _grade(request: ChatRequest) -> dict[str, Any]:

@@ -61,13 +61,8 @@ class TokenLogProbs:
     top: tuple[tuple[int, float], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What a job has written since its last report: text that no stop string takes back, and its tokens."""
-
-    text: bytes
-    tokens: list[int]
-    scores: list[TokenLogProbs]
+Listener = Callable[[bytes, list[int], list[TokenLogProbs]], None]
+"""Told of new text that no stop string takes back, of new tokens and of their scores, on the batcher's thread."""
 
 
 @dataclass(slots=True)
@@ -91,10 +86,10 @@ class DecodingJob:
     cached: int = 0
     """Number of first tokens of prompt and answer whose keys and values are in the job's row."""
     finish: Finish | None = None
-    listener: Callable[[Progress], None] | None = None
-    """Called on the batcher's thread while the answer is written; what is written last is in the result alone."""
+    listener: Listener | None = None
+    """What is written last is in the result alone."""
     reported: tuple[int, int] = (0, 0)
-    """How many bytes of the text, and how many tokens, the listener has."""
+    """Bytes of the text, and tokens, that the listener has."""
     generator: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -107,14 +102,12 @@ class DecodingJob:
 
     def report(self) -> None:
         """Tell the listener, if there is one, what is new."""
-        if self.listener is None:
-            return
         start, first = self.reported
         end = max(start, len(self.text) - max(map(self._begun, self.stops), default=0))
         last = len(self.tokens) - self.unscored
-        if (end, last) != self.reported:
+        if self.listener is not None and (end, last) != self.reported:
             self.reported = end, last
-            self.listener(Progress(bytes(self.text[start:end]), self.tokens[first:last], self.scores[first:last]))
+            self.listener(bytes(self.text[start:end]), self.tokens[first:last], self.scores[first:last])
 
     def _begun(self, stop: bytes) -> int:
         """The most last bytes of the text that may be the beginning of `stop`."""
@@ -287,10 +280,7 @@ class Lane:
             counters.forced_tokens += 1
 
     def _finish_ended(self, counters: Counters) -> None:
-        """End the complete jobs, and report on the others.
-
-        Jobs whose forced tokens lack log-probabilities wait for the next step.
-        """
+        """End the complete jobs and report on others. Those whose forced tokens lack scores wait for the next step."""
         for row in [row for row, job in self._live.items() if job.finish is not None and not job.unscored]:
             job = self._release(row)
             counters.answers += 1
