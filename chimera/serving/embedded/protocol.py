@@ -129,12 +129,6 @@ class ChatMessage(_RequestPart):
     tool_call_id: str | None = None
     name: str | None = None
 
-    @model_validator(mode="after")
-    def _answers_a_call(self) -> "ChatMessage":
-        if self.role == "tool" and self.tool_call_id is None:
-            raise ValueError("a message of role tool needs tool_call_id, the id of the call that it answers")
-        return self
-
     @property
     def text(self) -> str:
         if isinstance(self.content, list):
@@ -221,6 +215,9 @@ class ChatRequest(BaseModel):
             raise ValueError("stream_options needs stream: true")
         if not self.tools and self.tool_choice not in (None, "none", "auto"):
             raise ValueError("tool_choice needs tools")
+        for number, message in enumerate(self.messages):
+            if message.role == "tool" and message.tool_call_id is None:
+                raise ValueError(f"messages.{number}: a tool's message needs tool_call_id, the id of its call")
         names = [tool.function.name for tool in self.tools or []]
         if len(set(names)) != len(names):
             raise ValueError(f"tools: names must be unique, not {names}")
