@@ -92,11 +92,10 @@ asyncio.run(main())
 """,
     "dspy": """
 import dspy
-dspy.configure(lm=dspy.LM(f"openai/{MODEL}", api_base=URL, api_key=KEY, cache=False, max_tokens=200), adapter=dspy.JSONAdapter())
-class Find(dspy.Signature):
-    question: str = dspy.InputField()
-    answer: Literal["yes", "no"] = dspy.OutputField()
-assert dspy.Predict(Find)(question=ASK[0]["content"]).answer in ("yes", "no")
+form = {"type": "json_schema", "json_schema": {"name": "Finding", "schema": Finding.model_json_schema()}}
+dspy.configure(lm=dspy.LM(f"openai/{MODEL}", api_base=URL, api_key=KEY, cache=False), adapter=dspy.JSONAdapter())
+find = dspy.Predict("question -> answer, studies: int", response_format=form)
+assert find(question=ASK[0]["content"]).answer in ("yes", "no")
 """,
 }
 """A program for each client, after START."""
