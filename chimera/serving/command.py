@@ -10,7 +10,6 @@ import logging
 import os
 import secrets as random_secrets
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,6 @@ from chimera.core.errors import ConfigError, suggestion
 if TYPE_CHECKING:
     from chimera.config.sections.models import ModelConfig
     from chimera.config.tree import Config
-    from chimera.run.directory import Run
 
 KEY = "CHIMERA_API_KEY"
 INTRODUCTION = """{url} serves {names}; Ctrl-C ends it
@@ -107,46 +105,40 @@ def _plain(arguments: argparse.Namespace) -> "tuple[Config, dict[str, ModelConfi
 
 
 def _trained(arguments: argparse.Namespace) -> "tuple[Config, dict[str, ModelConfig]]":
-    """The slots of a run, those that have learned first."""
+    """The slots of a run with the weights that are live at its end, those that have learned first.
+
+    Raises:
+        ConfigError, RunError: There is no such run or slot, or weights are not those that the run has sealed.
+    """
     if arguments.model is not None or arguments.config is not None:
         raise ConfigError(f"the run {arguments.run} brings its own models and settings: leave --model and --config out")
     from chimera.run.directory import Run
-
-    config = config_from(arguments, own_question=True, reads=("runs_dir", "serving"))
-    path = Path(arguments.run)
-    folder = path.parent if path.parent != Path() else config.runs_dir
-    run = Run.latest(folder) if arguments.run == "latest" else Run.open(path.name, folder)
-    arguments.config = run.config_file
-    config = config_from(arguments, own_question=True, recorded=True)
-    slots = dict(_weights(run, config))
-    if arguments.slot is None and slots:
-        return config, slots
-    if arguments.slot not in slots:
-        hint = suggestion(
-            str(arguments.slot), slots, "there are endpoints and rubrics alone" if not slots else "name one"
-        )
-        raise ConfigError(
-            f"--slot {arguments.slot}: run {run.name!r} has no such weights; {hint} (slots: {', '.join(slots)})"
-        )
-    return config, {arguments.slot: slots[arguments.slot]}
-
-
-def _weights(run: "Run", config: "Config") -> "Iterator[tuple[str, ModelConfig]]":
-    """Each slot of the run with the weights that are live at its end, first those that have learned.
-
-    Raises:
-        RunError: Weights are not those that the run has written, or that it was made with.
-    """
     from chimera.run.inputs import check_inputs
     from chimera.run.policies import live
     from chimera.run.seals import checked
 
+    path = Path(arguments.run)
+    runs_dir = config_from(arguments, own_question=True, reads=("runs_dir", "serving")).runs_dir
+    folder = path.parent if path.parent != Path() else runs_dir
+    run = Run.latest(folder) if arguments.run == "latest" else Run.open(path.name, folder)
+    arguments.config = run.config_file
+    config = config_from(arguments, own_question=True, recorded=True)
     check_inputs(run.events(), run.config, config)
     learned = {policy.target: policy.folder for policy in live(run.events()).values() if policy.part == "weights"}
-    slots = {name: model for name, model in config.used().items() if model.has_weights}
-    for name in sorted(slots, key=lambda name: name not in learned):
-        path = str(checked(run, learned[name])) if name in learned else slots[name].path
-        yield name, _embedded(slots[name], path)
+    slots = {
+        name: _embedded(model, str(checked(run, learned[name])) if name in learned else model.path)
+        for name, model in sorted(config.used().items(), key=lambda slot: slot[0] not in learned)
+        if model.has_weights
+    }
+    if arguments.slot in slots:
+        return config, {arguments.slot: slots[arguments.slot]}
+    if arguments.slot is not None or not slots:
+        hint = suggestion(
+            str(arguments.slot), slots, "name one of them" if slots else "it has endpoints and rubrics alone"
+        )
+        place = f"--slot {arguments.slot}: " if arguments.slot is not None else ""
+        raise ConfigError(f"{place}run {run.name!r} has no such weights; {hint} (slots: {', '.join(slots)})")
+    return config, slots
 
 
 def _embedded(model: "ModelConfig", path: str) -> "ModelConfig":

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import openai
 import pytest
+import yaml
 from message_kit import refused
 
 from chimera.core.errors import ChimeraError, ConfigError, RunError
@@ -129,6 +130,23 @@ def test_weights_that_are_not_the_runs_own_are_refused(trained):
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     with refused(RunError, str(file), "hash"):
         main([str(trained.path)])
+
+
+def test_nothing_that_a_run_names_is_imported_or_started(trained, tmp_path, monkeypatch):
+    """Slots of vLLM are served by the embedded server, so their program is not needed either."""
+    (tmp_path / "payload.py").write_text("open('executed', 'w')")
+    (tmp_path / "payload.sh").write_text("#!/bin/sh\ntouch executed")
+    (tmp_path / "payload.sh").chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = yaml.safe_load(trained.config_file.read_text())
+    settings["models"]["senior"] = {"kind": "vllm", "path": "nano", "python": str(tmp_path / "payload.sh")}
+    settings["roles"]["Geneticist"]["tools"] = ["payload:evil"]
+    settings["pipeline"]["mine"] = {"algorithm": "payload:Evil"}
+    trained.config_file.write_text(yaml.safe_dump(settings, sort_keys=False))
+    with socket.create_server(("127.0.0.1", 0)) as taken, refused(ConfigError, "--port"):
+        main([str(trained.path), "--slot", "senior", "--port", str(taken.getsockname()[1])])
+    assert not (tmp_path / "executed").exists()
 
 
 def test_the_servers_own_module_names_the_command():
