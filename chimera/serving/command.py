@@ -91,15 +91,18 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _plain(arguments: argparse.Namespace) -> "tuple[Config, dict[str, ModelConfig]]":
-    """The model of `--model`, or of the slot junior, under the name of its folder."""
+    """The model of `--model`, or of the first slot, under the name of its folder."""
+    from chimera.config.sections.models import SLOTS
+
+    first = next(iter(SLOTS))
     if arguments.slot is not None:
         raise ConfigError(f"--slot {arguments.slot} is of a run: name the run, or leave --slot out")
     if arguments.model is not None:
-        arguments.overrides.append(f"models.junior.path={json.dumps(arguments.model)}")
+        arguments.overrides.append(f"models.{first}.path={json.dumps(arguments.model)}")
     config = config_from(arguments, own_question=True, reads=("serving", "models"))
-    model = config.models["junior"]
+    model = config.models[first]
     if not model.has_weights:
-        raise ConfigError(f"models.junior is of kind {model.kind}, which has no weights here: give --model FOLDER")
+        raise ConfigError(f"models.{first} is of kind {model.kind}, which has no weights here: give --model FOLDER")
     path = Path(model.path).expanduser()
     return config, {path.resolve().name if path.is_dir() else model.path: _embedded(model, model.path)}
 

@@ -102,10 +102,12 @@ class DecodingJob:
 
     def report(self) -> None:
         """Tell the listener, if there is one, what is new."""
+        if self.listener is None:
+            return
         start, first = self.reported
         end = max(start, len(self.text) - max(map(self._begun, self.stops), default=0))
         last = len(self.tokens) - self.unscored
-        if self.listener is not None and (end, last) != self.reported:
+        if (end, last) != self.reported:
             self.reported = end, last
             self.listener(bytes(self.text[start:end]), self.tokens[first:last], self.scores[first:last])
 

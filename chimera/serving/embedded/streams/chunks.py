@@ -23,7 +23,7 @@ class Chunks:
         self._head: dict[str, Any] = {name: head[name] for name in names} | {"object": "chat.completion.chunk"}
         self._head |= {"usage": None} if usage else {}
         self._mark, self._usage = mark, usage
-        self._choices: dict[int, _Choice] = {}
+        self._choices: dict[int, _Content] = {}
 
     def grown(self, index: int, text: bytes, tokens: int, fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """The chunks for more of one choice: its text, the number of its new tokens, and the fields of these."""
@@ -58,7 +58,7 @@ class Chunks:
     def _opening(self, index: int, *, calls: bool) -> Iterator[dict[str, Any]]:
         """The first chunk of a choice, once."""
         if index not in self._choices:
-            self._choices[index] = _Choice(self._mark)
+            self._choices[index] = _Content(self._mark)
             yield self._chunk(index, {"role": "assistant", "content": None if calls else ""})
 
     def _chunk(self, index: int, delta: dict[str, Any], **fields: Any) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class Chunks:
         return {**self._head, "choices": [choice]}
 
 
-class _Choice:
+class _Content:
     """The text of one choice. `sent` characters of its content and `tokens` tokens have been sent."""
 
     def __init__(self, mark: str | None) -> None:
