@@ -133,6 +133,15 @@ def listen(*, host: str = LOOPBACK, backlog: int | None = None) -> socket.socket
         raise RunError(f"no port of {host} can be opened ({error.strerror}): {_remedy(host)}") from error
 
 
+def listen_at(port: int) -> socket.socket:
+    """A socket that listens on `port` of 127.0.0.1, 0 for any free one; raises ConfigError if it cannot be had."""
+    try:
+        return socket.create_server((LOOPBACK, port))
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"--port {port} cannot be had ({reason}): name another, or leave it out") from error
+
+
 def free_port() -> int:
     """A port of 127.0.0.1 that no process uses now; raises RunError if no port can be opened."""
     with listen() as listener:

@@ -16,6 +16,7 @@ from chimera.core.errors import ConfigError
 
 SECRETS: Mapping[str, str] = {
     "OPENAI_API_KEY": "key of OpenAI or of any server that models.*.api_key_env names it for",
+    "CHIMERA_API_KEY": "key that clients of python -m chimera serve must send; made and printed without it",
     "TAVILY_API_KEY": "key of Tavily web search (tools.literature=tavily, tools.trials=tavily)",
     "NCBI_API_KEY": "optional key of PubMed E-utilities, for more requests per second (tools.literature=pubmed)",
     "WANDB_API_KEY": "key of Weights & Biases; without it runs are logged offline",

@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 
 from chimera.serving.auth import Authentication
@@ -42,9 +43,10 @@ async def json_object(request: Request) -> dict[str, Any]:
         BadRequest: It is no JSON object.
     """
     try:
-        body = await request.json()
+        # Python's json reads half a surrogate pair, which no tokenizer takes, and fails on deep nesting.
+        body = from_json(await request.body(), allow_inf_nan=False)
     except ValueError as error:
-        raise BadRequest(f"the body is not valid JSON: {error}") from error
+        raise BadRequest(f"the body is not valid JSON (UTF-8, nested less than 200 deep): {error}") from error
     if not isinstance(body, dict):
         raise BadRequest(f"the body must be a JSON object, not {type(body).__name__}")
     return body

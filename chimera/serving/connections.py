@@ -6,7 +6,8 @@ A rollout takes half the processor time that it took with the OpenAI client (`be
 import asyncio
 import json
 import ssl
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -109,25 +110,47 @@ class Connections:
         Raises:
             BadAnswerError, TimeoutError, NoAnswerError: As for `post`.
         """
-        try:
-            return await self._once(url, key, body, limit_s)
-        except NoAnswerError as error:
-            if isinstance(error.__cause__, aiohttp.ClientConnectorError):
-                raise
-        return await self._once(url, key, body, limit_s)
+        async with self._open(url, key, body, limit_s) as answer:
+            return HttpAnswer(answer.status, _headers(answer), await _content(answer))
 
-    async def _once(self, url: str, key: str, body: bytes, limit_s: float) -> HttpAnswer:
-        headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
-        timeout = aiohttp.ClientTimeout(total=limit_s, sock_connect=None)
-        try:
+    async def events(
+        self, url: str, key: str, body: bytes, *, limit_s: float
+    ) -> AsyncGenerator[HttpAnswer | bytes, None]:
+        """`send`, but yields the data of each server-sent event, or the whole answer if it is something else.
+
+        Closing the generator closes the connection.
+        """
+        async with self._open(url, key, body, limit_s) as answer:
+            if answer.content_type != "text/event-stream":
+                yield HttpAnswer(answer.status, _headers(answer), await _content(answer))
+                return
+            rest = b""
+            async for part in answer.content.iter_any():
+                *events, rest = (rest + part).split(b"\n\n")
+                for event in events:
+                    yield event.removeprefix(b"data: ")
+
+    async def _post(self, url: str, key: str, body: bytes, limit_s: float) -> aiohttp.ClientResponse:
+        return await self._session(url).post(
+            url,
+            data=body,
+            headers={"authorization": f"Bearer {key}", "content-type": "application/json"},
+            timeout=aiohttp.ClientTimeout(total=limit_s, sock_connect=None),
             # A redirection would send prompts and key to any address that an answer names.
-            async with self._session(url).post(
-                url, data=body, headers=headers, timeout=timeout, allow_redirects=False
-            ) as answer:
-                content = await _content(answer)
-                return HttpAnswer(
-                    answer.status, {name.lower(): value for name, value in answer.headers.items()}, content
-                )
+            allow_redirects=False,
+        )
+
+    @asynccontextmanager
+    async def _open(self, url: str, key: str, body: bytes, limit_s: float) -> AsyncIterator[aiohttp.ClientResponse]:
+        try:
+            try:
+                response = await self._post(url, key, body, limit_s)
+            except aiohttp.ClientConnectorError:
+                raise
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                response = await self._post(url, key, body, limit_s)
+            async with response:
+                yield response
         except TimeoutError as error:
             raise TimeoutError(f"no whole answer within {limit_s:g} s") from error
         except (aiohttp.ClientPayloadError, aiohttp.ClientResponseError) as error:
@@ -157,6 +180,10 @@ class Connections:
         self._sessions.clear()
         for session in sessions:
             await session.close()
+
+
+def _headers(answer: aiohttp.ClientResponse) -> dict[str, str]:
+    return {name.lower(): value for name, value in answer.headers.items()}
 
 
 async def _content(answer: aiohttp.ClientResponse) -> bytes:

@@ -2,13 +2,12 @@
 
 import logging
 import secrets
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import uvicorn
 
-from chimera.core.errors import ConfigError
+from chimera.core.machine import listen_at
 from chimera.core.secrets import protect_logging, register_secret
 from evaluation.view.app import make_app
 from evaluation.view.guard import KEY
@@ -28,7 +27,7 @@ def serve_view(runs_dir: Path, port: int, tell: Callable[[str], None]) -> None:
     Raises:
         ConfigError: The port cannot be had.
     """
-    with _listening(port) as listener:
+    with listen_at(port) as listener:
         port, key = listener.getsockname()[1], secrets.token_urlsafe(24)
         register_secret("VIEW_KEY", key)
         server: uvicorn.Server | None = None
@@ -40,15 +39,3 @@ def serve_view(runs_dir: Path, port: int, tell: Callable[[str], None]) -> None:
         server = uvicorn.Server(config)
         tell(f"http://{HOST}:{port}/?{KEY}={key}")
         server.run(sockets=[listener])
-
-
-def _listening(port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((HOST, port))
-        listener.listen(128)
-    except (OSError, OverflowError) as error:
-        listener.close()
-        raise ConfigError(f"--port {port} cannot be had ({error}): name another, or leave it out") from error
-    return listener

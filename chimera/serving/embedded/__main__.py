@@ -1,4 +1,4 @@
-"""The server process, started by `chimera.serving.process`.
+"""The server process, started by `chimera.serving.process`; `python -m chimera serve` is the server for users.
 
 It reads its settings and key as one JSON object from stdin and serves until SIGTERM.
 """
@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import uvicorn
@@ -35,18 +35,29 @@ def main(argv: list[str]) -> None:
     settings = json.load(sys.stdin)
     models = {key: ModelConfig.model_validate(model) for key, model in settings["models"].items()}
     serving = ServingConfig.model_validate(settings["serving"])
+    # uvicorn 0.54's `fd` treats the socket as a Unix socket and leaves TCP_NODELAY off: 40 ms for every answer.
+    listener = socket.socket(fileno=options.fd)
+    run_server(listener, settings["api_key"], models, serving, Path(settings["log_file"]))
+
+
+def run_server(
+    listener: socket.socket,
+    key: str,
+    models: Mapping[str, ModelConfig],
+    serving: ServingConfig,
+    log_file: Path,
+    ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve `models` at `listener` until told to stop; `ready` is called when they are loaded."""
     gc.disable()  # The collector would take a quarter of the imports' time.
-    service = _service(models, serving, Path(settings["log_file"]))
+    service = _service(models, serving, log_file)
     gc.freeze()
     gc.enable()
+    ready()
     config = uvicorn.Config(
-        create_app(service, settings["api_key"]),
-        log_config=None,
-        access_log=False,
-        timeout_graceful_shutdown=GRACE_S,
+        create_app(service, key), log_config=None, access_log=False, timeout_graceful_shutdown=GRACE_S
     )
-    # uvicorn 0.54's `fd` treats the socket as a Unix socket and leaves TCP_NODELAY off: 40 ms for every answer.
-    uvicorn.Server(config).run(sockets=[socket.socket(fileno=options.fd)])
+    uvicorn.Server(config).run(sockets=[listener])
 
 
 def _service(models: Mapping[str, ModelConfig], serving: ServingConfig, log_file: Path) -> Service | SpreadService:
@@ -56,3 +67,7 @@ def _service(models: Mapping[str, ModelConfig], serving: ServingConfig, log_file
     weights = sum(count_weights(Path(folder)) for folder in folders)
     processes = decoding_processes(serving, weights, len(os.sched_getaffinity(0)))
     return Service(models, serving) if processes == 1 else SpreadService(models, serving, processes, log_file)
+
+
+if __name__ == "__main__":
+    sys.exit("error: this is a run's own server process: python -m chimera serve starts a server for you")

@@ -33,7 +33,8 @@ class Answers:
         """
         if not self._most or (request.seed is None and request.temperature != 0):
             return None
-        return hashlib.sha256(f"{weights}\n{request.model_dump_json()}".encode()).hexdigest()
+        question = request.model_dump_json(exclude={"stream", "stream_options"})
+        return hashlib.sha256(f"{weights}\n{question}".encode()).hexdigest()
 
     def find(self, key: str | None) -> dict[str, Any] | None:
         """The answer, under an id of its own; None if there is none. Its choices must not be changed."""

@@ -1,16 +1,20 @@
 """The HTTP application of the embedded models: its routes."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import json
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from chimera.serving.application import application, json_object, until_disconnected
-from chimera.serving.embedded.protocol import BadRequest, ChatRequest, parse_request
+from chimera.serving.embedded.protocol import ApiError, BadRequest, ChatRequest, parse_request, unknown_model
+
+logger = logging.getLogger(__name__)
 
 
 class Served(Protocol):
@@ -27,6 +31,8 @@ class Served(Protocol):
     def remove_candidate(self, name: str) -> None: ...
 
     async def complete(self, request: ChatRequest) -> dict[str, Any]: ...
+
+    def stream(self, request: ChatRequest) -> AsyncGenerator[dict[str, Any], None]: ...
 
     async def aclose(self) -> None: ...
 
@@ -50,13 +56,24 @@ def create_app(service: Served, api_key: str) -> FastAPI:
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": service.describe()}
 
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        entries = {entry["id"]: entry for entry in service.describe()}
+        if name not in entries:
+            raise unknown_model(name, entries)
+        return entries[name]
+
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
         parsed = parse_request(await json_object(request))
         return await until_disconnected(request, answer(parsed))
 
     async def answer(parsed: ChatRequest) -> Response:
-        return JSONResponse(await service.complete(parsed))
+        if not parsed.stream:
+            return JSONResponse(await service.complete(parsed))
+        chunks = service.stream(parsed)
+        first = await anext(chunks)  # An error before it is a plain HTTP error.
+        return StreamingResponse(events(first, chunks), media_type="text/event-stream")
 
     @app.post("/admin/weights")
     async def weights(request: Request) -> dict[str, Any]:
@@ -82,3 +99,22 @@ def create_app(service: Served, api_key: str) -> FastAPI:
         raise BadRequest('the body must be {"model": name}')
 
     return app
+
+
+async def events(first: Mapping[str, Any], chunks: AsyncGenerator[dict[str, Any], None]) -> AsyncIterator[str]:
+    """A stream's server-sent events. `chunks` is closed with it; an error is its last event."""
+    async with aclosing(chunks):
+        try:
+            yield _event(first)
+            async for chunk in chunks:
+                yield _event(chunk)
+            yield "data: [DONE]\n\n"
+        except ApiError as error:
+            yield _event(error.body())
+        except Exception as error:
+            logger.exception("a stream failed")
+            yield _event(ApiError(f"{type(error).__name__}: {error}").body())
+
+
+def _event(value: Mapping[str, Any]) -> str:
+    return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"

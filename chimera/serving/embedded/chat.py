@@ -309,8 +309,9 @@ def _restored(text: str, hidden: Mapping[str, str]) -> str:
 
 def _too_long(tokens: str, most: int) -> BadRequest:
     return BadRequest(
-        f"the prompt has {tokens} tokens and the context length is {most + 1}, of which the answer needs at least 1: "
-        "shorten the prompt or raise serving.context_length",
+        # Clients such as LiteLLM tell a full context by OpenAI's words.
+        f"This model's maximum context length is {most + 1} tokens, of which the answer needs at least 1, and the "
+        f"prompt has {tokens} tokens: shorten the prompt or raise serving.context_length",
         param="messages",
         code="context_length_exceeded",
     )

@@ -8,12 +8,13 @@ Fields of a completion beyond OpenAI's; all but the first must be requested:
 """
 
 import secrets
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from chimera.config.sections.models import ServingConfig
 from chimera.serving.embedded.chat import ChatFormat, parse_answer
 from chimera.serving.embedded.checkpoint import TOKENIZER_FILE
-from chimera.serving.embedded.decoding.batcher import DecodingJob, FinishedJob, Vocabulary
+from chimera.serving.embedded.decoding.batcher import DecodingJob, FinishedJob, TokenLogProbs, Vocabulary
 from chimera.serving.embedded.dialogue.trial import try_end, try_texts
 from chimera.serving.embedded.grammar import CLOSE, OPEN, Grammars, schema_grammar, tools_grammar
 from chimera.serving.embedded.protocol import ChatRequest, NamedToolChoice, Sampling, envelope
@@ -126,20 +127,28 @@ def _choice(request: ChatRequest, text: TextSide, index: int, answer: FinishedJo
         ]
     finish = "tool_calls" if parsed.calls and answer.finish == "stop" else answer.finish
     choice: dict[str, Any] = {"index": index, "message": message, "finish_reason": finish, "logprobs": None}
+    return choice | token_fields(request, text, answer.tokens, answer.scores)
+
+
+def token_fields(
+    request: ChatRequest, text: TextSide, tokens: list[int], scores: Sequence[TokenLogProbs]
+) -> dict[str, Any]:
+    """What `request` asks of a choice's tokens."""
+    fields: dict[str, Any] = {}
     if request.logprobs:
-        choice["logprobs"] = {"content": _log_probs(text, answer), "refusal": None}
-        choice["sampled_logprobs"] = [score.sampled for score in answer.scores]
+        fields["logprobs"] = {"content": _log_probs(text, tokens, scores), "refusal": None}
+        fields["sampled_logprobs"] = [score.sampled for score in scores]
     if request.return_token_ids:
-        choice["token_ids"] = answer.tokens
-    return choice
+        fields["token_ids"] = tokens
+    return fields
 
 
-def _log_probs(text: TextSide, answer: FinishedJob) -> list[dict[str, Any]]:
+def _log_probs(text: TextSide, tokens: Sequence[int], scores: Sequence[TokenLogProbs]) -> list[dict[str, Any]]:
     def entry(token: int, log_prob: float) -> dict[str, Any]:
         piece = text.vocabulary.token_bytes[token]
         return {"token": piece.decode("utf-8", "replace"), "logprob": log_prob, "bytes": list(piece)}
 
     return [
         {**entry(token, score.raw), "top_logprobs": [entry(other, value) for other, value in score.top]}
-        for token, score in zip(answer.tokens, answer.scores, strict=True)
+        for token, score in zip(tokens, scores, strict=True)
     ]

@@ -5,26 +5,33 @@ An unsupported feature of a request is refused by name, never ignored.
 
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 FunctionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "stream": (False,),
-    "stream_options": (),
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
     "logit_bias": ({},),
     "modalities": (["text"],),
     "functions": ([],),
+    "function_call": ("none", "auto"),
+    "reasoning_effort": ("none", "minimal", "low", "medium", "high", "xhigh"),
+    "verbosity": ("low", "medium", "high"),
 }
 """Known parameters that are not supported, with the values that have no effect; null is always accepted."""
 
-WITHOUT_EFFECT = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+WITHOUT_EFFECT = {
+    *("user", "metadata", "store", "service_tier", "safety_identifier"),
+    *("prompt_cache_key", "prompt_cache_retention", "prediction"),
+}
 """Parameters that by definition do not change the answer."""
+LONGEST_SHOWN = 80
+"""Characters of a wrong value that an error repeats."""
 
 
 class ApiError(Exception):
@@ -70,7 +77,7 @@ class Unavailable(ApiError):
 
 
 class _RequestPart(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
 
 class Function(_RequestPart):
@@ -177,6 +184,12 @@ class Sampling(_RequestPart):
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
 
 
+class StreamOptions(_RequestPart):
+    """What a stream has beyond its deltas: with `include_usage`, a last chunk with the usage of the whole answer."""
+
+    include_usage: bool | None = None
+
+
 class ChatRequest(Sampling):
     """POST /v1/chat/completions.
 
@@ -184,7 +197,7 @@ class ChatRequest(Sampling):
     as vLLM does. With `logprobs` every choice also has `sampled_logprobs`: see `chimera.serving.embedded.service`.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     model: str
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
@@ -200,6 +213,8 @@ class ChatRequest(Sampling):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     return_token_ids: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> "ChatRequest":
@@ -207,8 +222,13 @@ class ChatRequest(Sampling):
             raise ValueError("top_logprobs needs logprobs: true")
         if "" in self.stops:
             raise ValueError("stop: an empty string would end every answer at once")
-        if self.tools is None and self.tool_choice not in (None, "none"):
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options needs stream: true")
+        if not self.tools and self.tool_choice not in (None, "none", "auto"):
             raise ValueError("tool_choice needs tools")
+        for number, message in enumerate(self.messages):
+            if message.role == "tool" and message.tool_call_id is None:
+                raise ValueError(f"messages.{number}: a tool's message needs tool_call_id, the id of its call")
         names = [tool.function.name for tool in self.tools or []]
         if len(set(names)) != len(names):
             raise ValueError(f"tools: names must be unique, not {names}")
@@ -249,10 +269,32 @@ def parse_request(body: Any) -> ChatRequest:
     try:
         return ChatRequest.model_validate(fields)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        where = ".".join(str(step) for step in first["loc"])
-        message = f"{where}: {first['msg']}" if where else first["msg"].removeprefix("Value error, ")
-        raise BadRequest(message, param=where or None) from error
+        raise _refusal(error.errors(include_url=False, include_context=False), fields) from error
+
+
+def _refusal(faults: Sequence[ErrorDetails], fields: dict[str, Any]) -> BadRequest:
+    """The error for the fault that says most: a union has one for each of its cases, most of them not meant."""
+
+    def weight(fault: ErrorDetails) -> tuple[bool, int]:
+        return not fault["type"].endswith("_type"), len(_place(fault, fields))
+
+    fault = max(faults, key=weight)
+    where = ".".join(map(str, _place(fault, fields)))
+    text, value = fault["msg"].removeprefix("Value error, "), fault["input"]
+    if fault["type"].endswith(("_type", "literal_error")) and not isinstance(value, dict | list):
+        text += f", not {str(value)[:LONGEST_SHOWN]!r}" if isinstance(value, str) else f", not {value!r}"
+    return BadRequest(f"{where}: {text}" if where else text, param=where or None)
+
+
+def _place(fault: ErrorDetails, fields: Any) -> list[Any]:
+    """Where in the request's `fields` the fault is; pydantic's names of a union's cases are left out."""
+    steps: list[Any] = []
+    step: Any
+    for step in fault["loc"]:
+        if (isinstance(fields, dict) and step in fields) or (isinstance(fields, list) and isinstance(step, int)):
+            steps.append(step)
+            fields = fields[step]
+    return [*steps, fault["loc"][-1]] if fault["type"] == "missing" else steps
 
 
 def new_id() -> str:

@@ -4,9 +4,11 @@ import asyncio
 import itertools
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,7 @@ from chimera.serving.embedded.protocol import (
     no_embedded_model,
     unknown_model,
 )
+from chimera.serving.embedded.streams.chunks import Chunks
 
 if TYPE_CHECKING:
     from chimera.serving.embedded.checkpoint import Checkpoint
@@ -34,6 +37,10 @@ SPARE_CACHE_BYTES = 256 * 2**20
 RUBRIC_VERSION = "rubric"
 CANDIDATE = "~"
 """Separates slot and version in the model name of a candidate."""
+
+
+Listen = Callable[..., None]
+"""Called with the binding that answers, the index of a choice, and what `Listener` of the batcher is told."""
 
 
 @dataclass(slots=True)
@@ -243,8 +250,8 @@ class Service:
             raise unknown_model(name, [*self._bindings, *self._candidates, *self._rubrics])
         return binding
 
-    async def complete(self, request: ChatRequest) -> dict[str, Any]:
-        """Answer one chat request.
+    async def complete(self, request: ChatRequest, listen: Listen | None = None) -> dict[str, Any]:
+        """Answer one chat request; `listen` is called on another thread while it is written.
 
         Raises:
             ApiError: the request cannot be served; see `chimera.serving.embedded.protocol`.
@@ -259,7 +266,7 @@ class Service:
         from chimera.serving.embedded.completion import make_jobs, make_response
 
         jobs = make_jobs(request, text)
-        binding, futures = self._submit(request.model, jobs)
+        binding, futures = self._submit(request.model, jobs, listen)
         waiting = [asyncio.wrap_future(future) for future in futures]
         try:
             answers = await asyncio.gather(*waiting)
@@ -271,7 +278,40 @@ class Service:
             self._answers.keep(key, response)
         return response
 
-    def _submit(self, key: str, jobs: "list[DecodingJob]") -> "tuple[Binding, list[Future[FinishedJob]]]":
+    async def stream(self, request: ChatRequest) -> AsyncGenerator[dict[str, Any], None]:
+        """The chunks of the answer to one chat request, while it is written; closing the generator ends the work.
+
+        Raises:
+            ApiError: As for `complete`, almost always before the first chunk.
+        """
+        reports: asyncio.Queue[Any] = asyncio.Queue()
+        loop, chunks = asyncio.get_running_loop(), None
+
+        def listen(*report: Any) -> None:
+            with suppress(RuntimeError):  # The loop is closed, and so nobody listens any more.
+                loop.call_soon_threadsafe(reports.put_nowait, report)
+
+        answer = asyncio.ensure_future(self.complete(request, listen))
+        answer.add_done_callback(lambda _: reports.put_nowait(None))
+        try:
+            while (report := await reports.get()) is not None:
+                binding, index, text, tokens, scores = report
+                from chimera.serving.embedded.completion import token_fields
+
+                fields = token_fields(request, binding.text, tokens, scores)
+                chunks = chunks or chunks_for(request, envelope(request.model, binding.version, 0, 0, 0))
+                for chunk in chunks.grown(index, text, len(tokens), fields):
+                    yield chunk
+            response = await answer
+        finally:
+            answer.cancel()
+            await asyncio.wait([answer])
+        for chunk in (chunks or chunks_for(request, response)).rest(response):
+            yield chunk
+
+    def _submit(
+        self, key: str, jobs: "list[DecodingJob]", listen: Listen | None
+    ) -> "tuple[Binding, list[Future[FinishedJob]]]":
         assert self._batcher is not None
         with self._lock:
             binding = self._bound(key)
@@ -279,9 +319,19 @@ class Service:
             for future in futures:
                 binding.running.add(future)
                 future.add_done_callback(binding.running.discard)
-            for job in jobs:
+            for index, job in enumerate(jobs):
+                job.listener = partial(listen, binding, index) if listen else None
                 self._batcher.submit(binding.lane, job)
         return binding, futures
+
+
+def chunks_for(request: ChatRequest, head: Mapping[str, Any]) -> Chunks:
+    """What makes the chunks of the answer to `request`; `head` as in `Chunks`."""
+    from chimera.serving.embedded.grammar import OPEN
+
+    offered = bool(request.tools) and request.tool_choice != "none"
+    options = request.stream_options
+    return Chunks(head, mark=OPEN if offered else None, usage=bool(options and options.include_usage))
 
 
 def _grade(request: ChatRequest) -> dict[str, Any]:

@@ -14,9 +14,9 @@ import os
 import sys
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,10 @@ from typing import Any
 from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.core.errors import ModelError
 from chimera.processes.children import ERROR
-from chimera.serving.connections import BadAnswerError, Connections, NoAnswerError
+from chimera.serving.connections import BadAnswerError, Connections, HttpAnswer, NoAnswerError
 from chimera.serving.embedded.answers import Answers
 from chimera.serving.embedded.protocol import ApiError, ChatRequest, Unavailable, no_embedded_model, unknown_model
-from chimera.serving.embedded.service import CANDIDATE, Service
+from chimera.serving.embedded.service import CANDIDATE, Service, chunks_for
 from chimera.serving.process import ServerProcess
 
 LOOK_S = 0.2
@@ -87,6 +87,7 @@ class SpreadService:
     ) -> None:
         embedded = {key: model for key, model in models.items() if model.kind == "embedded"}
         self._rubrics = Service({key: model for key, model in models.items() if model.kind == "rubric"}, serving)
+        self._graders = [entry["id"] for entry in self._rubrics.describe()]
         self._answers = Answers(serving.answers)
         self._homes: OrderedDict[str, _Decoder] = OrderedDict()
         self._connections = Connections()
@@ -213,35 +214,61 @@ class SpreadService:
         Raises:
             ApiError: the request cannot be served.
         """
-        name = request.model
-        number = self._numbers.get(name)
-        if number is None:
-            rubrics = [entry["id"] for entry in self._rubrics.describe()]
-            if name in rubrics:
-                return await self._rubrics.complete(request)
-            raise unknown_model(name, [*self._numbers, *rubrics])
+        if request.model in self._graders:
+            return await self._rubrics.complete(request)
+        number = self._number(request.model)
         key = self._answers.key(request, number)
-        if (stored := await self._answers.found(key)) is not None:
-            return stored
-        response = await self._decoded(request)
-        if self._numbers.get(name) == number:  # Otherwise other weights may have answered, which the key does not name.
-            self._answers.keep(key, response)
-        return response
-
-    async def _decoded(self, request: ChatRequest) -> dict[str, Any]:
-        decoder, answers = self._decoder(request), request.n or 1
-        body = request.model_dump_json(by_alias=True, exclude_unset=True).encode()
-        server = decoder.server
-        decoder.busy += answers
-        try:
+        if (response := await self._answers.found(key)) is not None:
+            return response
+        with self._on_a_decoder(request) as (server, body):
             answer = await self._connections.send(
                 f"{server.url}/v1/chat/completions", server.api_key, body, limit_s=ANSWER_S
             )
+        response = _read(answer.status, answer.content)
+        if self._numbers.get(request.model) == number:  # Otherwise other weights may have answered than the key names.
+            self._answers.keep(key, response)
+        return response
+
+    async def stream(self, request: ChatRequest) -> AsyncGenerator[dict[str, Any], None]:
+        """The chunks of an answer, as `Service.stream` gives them; those of a decoding process are passed on."""
+        if request.model in self._graders:
+            async for chunk in self._rubrics.stream(request):
+                yield chunk
+            return
+        key = self._answers.key(request, self._number(request.model))
+        if (response := await self._answers.found(key)) is not None:
+            for chunk in chunks_for(request, response).rest(response):
+                yield chunk
+            return
+        with self._on_a_decoder(request) as (server, body):
+            url = f"{server.url}/v1/chat/completions"
+            async with aclosing(self._connections.events(url, server.api_key, body, limit_s=ANSWER_S)) as events:
+                async for event in events:
+                    if event == b"[DONE]":
+                        return
+                    chunk = _read(event.status, event.content) if isinstance(event, HttpAnswer) else json.loads(event)
+                    if "error" in chunk:
+                        raise RelayedError(Unavailable.status, chunk["error"])
+                    yield chunk
+            raise Unavailable(f"{server.name} broke off its answer")
+
+    def _number(self, name: str) -> int:
+        """The number of the weights of a slot or candidate; raises ApiError if there is no such model."""
+        if name not in self._numbers:
+            raise unknown_model(name, [*self._numbers, *self._graders])
+        return self._numbers[name]
+
+    @contextmanager
+    def _on_a_decoder(self, request: ChatRequest) -> Iterator[tuple[ServerProcess, bytes]]:
+        """The process that answers `request`, and the body to send to it."""
+        decoder, answers = self._decoder(request), request.n or 1
+        decoder.busy += answers
+        try:
+            yield decoder.server, request.model_dump_json(by_alias=True, exclude_unset=True).encode()
         except (BadAnswerError, NoAnswerError, TimeoutError) as error:
-            raise Unavailable(f"{server.name} gave no answer: {error}") from error
+            raise Unavailable(f"{decoder.server.name} gave no answer: {error}") from error
         finally:
             decoder.busy -= answers
-        return _read(answer.status, answer.content)
 
     def _decoder(self, request: ChatRequest) -> _Decoder:
         """The process that has the beginning of the conversation; for a new one the least busy."""

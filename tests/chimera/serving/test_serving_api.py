@@ -206,7 +206,7 @@ async def test_without_the_key_nothing_answers(service, header):
     ("path", "content", "status", "message"),
     [
         ("/v1/chat/completions", {"model": "nobody", "messages": QUESTION}, 404, "unknown model 'nobody'"),
-        ("/v1/chat/completions", {"model": "junior", "messages": QUESTION, "stream": True}, 400, "stream=True"),
+        ("/v1/chat/completions", {"model": "junior", "messages": QUESTION, "logit_bias": {"5": 1}}, 400, "logit_bias"),
         ("/v1/chat/completions", b"{", 400, "not valid JSON"),
         ("/v1/completions", {}, 404, "POST /v1/completions"),
         ("/admin/weights", {"model": "junior"}, 400, "the body must be"),
@@ -219,6 +219,93 @@ async def test_errors_come_in_openais_form(client, path, content, status, messag
     response = await client.post(path, content=content)
     assert response.status_code == status
     assert message in response.json()["error"]["message"]
+
+
+def asking(**fields):
+    return json.dumps({"model": "junior", "messages": QUESTION, "max_tokens": 2, **fields}).encode()
+
+
+def saying(content, **fields):
+    return asking(messages=[{"role": "user", "content": content, **fields}])
+
+
+def nested(depth):
+    schema = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    return asking(response_format=schema_format("Nested", schema))
+
+
+OPTIONAL = {"type": "object", "properties": {f"p{number}": {"type": "integer"} for number in range(2000)}}
+TOOL_MESSAGE = {"role": "tool", "content": "4"}
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
+WRONG = {
+    "half-a-character": (saying("\ud83d"), None, ()),
+    "half-a-character-in-a-name": (asking(tools=[{"type": "function", "function": {"name": "\ud83d"}}]), None, ()),
+    "nested-lists": (b'{"model": ' + b"[" * 100_000, None, ()),
+    "no-number": (asking(temperature=float("nan")), None, ()),
+    "nested-objects-100": (nested(100), ..., ()),
+    "nested-objects-400": (nested(400), None, ()),
+    "optional-properties": (asking(response_format=schema_format("Many", OPTIONAL)), ..., ()),
+    "optional-arguments": (
+        asking(tools=[{"type": "function", "function": {"name": "f", "parameters": OPTIONAL}}], tool_choice="required"),
+        ...,
+        (),
+    ),
+    "image": (saying([{"type": "text", "text": "?"}, IMAGE]), "messages.0.content.1.type", ("'text'", "'image_url'")),
+    "number-as-content": (saying(5), "messages.0.content", ("5",)),
+    "five-stops": (asking(stop=list("abcde")), "stop", ("at most 4", "5")),
+    "number-in-stops": (asking(stop=["a", 5]), "stop.1", ("5",)),
+    "allowed-tools": (asking(tools=[TOOL], tool_choice=ALLOWED), "tool_choice.type", ("'function'", "'allowed_tools'")),
+    "unknown-choice": (asking(tools=[TOOL], tool_choice="any"), "tool_choice", ("'required'", "'any'")),
+    "choice-without-name": (asking(tools=[TOOL], tool_choice={"type": "function"}), "tool_choice.function", ()),
+    "choice-without-tools": (asking(tools=[], tool_choice="required"), None, ("tool_choice",)),
+    "text-as-temperature": (asking(temperature="0.5"), "temperature", ("'0.5'",)),
+    "text-as-limit": (asking(max_tokens="7"), "max_tokens", ("'7'",)),
+    "truth-as-limit": (asking(max_tokens=True), "max_tokens", ("True",)),
+    "text-as-truth": (asking(stream="true"), "stream", ("'true'",)),
+    "part-of-a-number": (asking(n=1.5), "n", ()),
+    "tool-message-without-id": (asking(messages=[*QUESTION, TOOL_MESSAGE]), None, ("messages.1", "tool_call_id")),
+    "stream-options": (asking(stream_options={"include_usage": True}), None, ("stream_options", "stream: true")),
+    "penalty": (asking(frequency_penalty=0.5), "frequency_penalty", ("0.5",)),
+    "function-call": (asking(function_call={"name": "f"}), "function_call", ("'f'",)),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+@pytest.mark.parametrize("endpoint", ["plain", "stream"])
+async def test_a_request_that_cannot_be_served_is_refused_with_its_place(client, case, endpoint):
+    content, param, words = WRONG[case]
+    if endpoint == "stream" and b'"stream' not in content:
+        content = content.replace(b"{", b'{"stream": true, ', 1)
+    response = await client.post("/v1/chat/completions", content=content)
+    error = response.json()["error"]
+    assert (response.status_code, error["type"]) == (400, "invalid_request_error")
+    assert param is ... or error["param"] == param
+    assert [word for word in (*words, param or "") if param is not ... and word not in error["message"]] == []
+    assert len(error["message"]) < 400
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"reasoning_effort": "low", "verbosity": "high", "prompt_cache_key": "k", "prediction": {"type": "content"}},
+        {"frequency_penalty": 0, "presence_penalty": 0.0, "function_call": "none", "functions": [], "logit_bias": {}},
+        {"store": False, "metadata": {"a": "b"}, "user": "u", "service_tier": "auto", "parallel_tool_calls": True},
+        {"logprobs": False, "top_logprobs": 0, "modalities": ["text"], "tool_choice": "auto", "stream": False},
+        {"audio": None, "stop": None, "stream_options": None, "temperature": 1, "top_p": 1},
+    ],
+)
+async def test_what_changes_nothing_is_accepted(client, fields):
+    assert (await chat(client, **fields))["choices"][0]["message"] == (await chat(client))["choices"][0]["message"]
+
+
+async def test_one_model_is_shown_and_an_unknown_one_is_404(client):
+    listed = (await client.get("/v1/models")).json()["data"]
+    assert [(await client.get(f"/v1/models/{entry['id']}")).json() for entry in listed] == listed
+    missing = await client.get("/v1/models/owner/name")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
 
 
 async def test_a_schema_that_cannot_constrain_is_refused(client):
@@ -339,4 +426,4 @@ async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(client
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
     assert "the prompt has at least " in error["message"]
-    assert f"tokens and the context length is {CONTEXT}" in error["message"]
+    assert f"This model's maximum context length is {CONTEXT} tokens" in error["message"]

@@ -246,7 +246,6 @@ REQUEST = {"model": "junior", "messages": [{"role": "user", "content": "q"}]}
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"stream": True}, "stream=True is not supported"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"frequency_penalty": 0.5}, "frequency_penalty=0.5 is not supported"),
         ({"logit_bias": {"1": 5}}, "logit_bias"),

@@ -9,7 +9,9 @@ import httpx
 import psutil
 import pytest
 from message_kit import refused
+from stream_kit import added_up, as_added_up, events
 
+from agents.visit.prompting import schema_format
 from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.core.errors import ConfigError, ModelError, RunError
 from chimera.serving.devices import SMALL, decoding_processes
@@ -21,6 +23,7 @@ from chimera.serving.process import serve
 pytestmark = pytest.mark.whole
 
 RUBRIC = ModelConfig(kind="rubric")
+LONG = schema_format("Long", {"type": "string", "minLength": 1500})
 GONE_S = 20.0
 
 
@@ -168,6 +171,36 @@ def test_errors_of_a_decoding_process_are_the_servers(running):
     unknown = post(running, body(1, model="nobody"))
     assert unknown.status_code == 404
     assert "['judge', 'junior', 'senior']" in unknown.json()["error"]["message"]
+
+
+def test_streams_of_the_decoding_processes_add_up_to_their_answers(running):
+    requests = [body(number, n=1 + number % 2, logprobs=True) for number in range(6)]
+    streamed = [post(running, {**request, "stream": True}) for request in requests]
+    whole = [post(running, request).json() for request in requests]
+    kept = [post(running, {**request, "stream": True}) for request in requests]
+    for chunks, answer, again in zip(streamed, whole, kept, strict=True):
+        assert added_up(events(chunks)) == as_added_up(answer) == added_up(events(again))
+    assert health(running)["counters"]["reused_answers"] == len(requests)
+
+
+def test_a_stream_that_is_cut_frees_its_slots_in_the_decoding_process(running):
+    """Each process has two slots. If the stream kept both, the next request of its conversation would wait for it."""
+    endless = body(1, n=2, max_tokens=1500, response_format=LONG, stream=True)
+    endpoint = running.endpoints["junior"]
+    headers = {"Authorization": f"Bearer {endpoint.api_key}"}
+    with httpx.stream("POST", endpoint.base_url + "/chat/completions", json=endless, headers=headers) as stream:
+        next(stream.iter_lines())
+    assert post(running, body(1, max_tokens=1)).status_code == 200
+    assert health(running)["counters"]["answers"] == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_a_decoding_process_refuses_is_an_http_error(running, stream):
+    many = {"type": "object", "properties": {f"p{number}": {"type": "integer"} for number in range(2000)}}
+    for fields in ({"turns": [("user", "word " * 4000)]}, {"response_format": schema_format("Many", many)}):
+        response = post(running, body(1, stream=stream, **fields))
+        assert response.status_code == 400
+        assert response.json()["error"]["type"] == "invalid_request_error"
 
 
 def test_a_decoding_process_that_is_killed_ends_the_server_with_its_name(running):

@@ -13,7 +13,7 @@ import queue
 import random
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +26,7 @@ from chimera.serving.embedded.decoding.engine import Chunk, Engine, Singles
 from chimera.serving.embedded.decoding.rows import RowTable
 from chimera.serving.embedded.decoding.sampling import choose, penalise
 from chimera.serving.embedded.grammar import allowed_tokens, forced_tokens
-from chimera.serving.embedded.protocol import Unavailable
+from chimera.serving.embedded.protocol import BadRequest, Unavailable
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -62,6 +62,10 @@ class TokenLogProbs:
     top: tuple[tuple[int, float], ...]
 
 
+Listener = Callable[[bytes, list[int], list[TokenLogProbs]], None]
+"""Told of new text that no stop string takes back, of new tokens and of their scores, on the batcher's thread."""
+
+
 @dataclass(slots=True)
 class DecodingJob:
     """One answer to generate, and its tokens so far; only the batcher's thread uses the latter."""
@@ -86,6 +90,10 @@ class DecodingJob:
     cached: int = 0
     """Number of first tokens of prompt and answer whose keys and values are in the job's row."""
     finish: Finish | None = None
+    listener: Listener | None = None
+    """What is written last is in the result alone."""
+    reported: tuple[int, int] = (0, 0)
+    """Bytes of the text, and tokens, that the listener has."""
     generator: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -95,6 +103,22 @@ class DecodingJob:
     def unscored(self) -> int:
         """Number of last tokens of the answer whose log-probabilities are wanted but not computed yet."""
         return len(self.tokens) - len(self.scores) if self.log_probs else 0
+
+    def report(self) -> None:
+        """Tell the listener, if there is one, what is new."""
+        if self.listener is None:
+            return
+        start, first = self.reported
+        end = max(start, len(self.text) - max(map(self._begun, self.stops), default=0))
+        last = len(self.tokens) - self.unscored
+        if (end, last) != self.reported:
+            self.reported = end, last
+            self.listener(bytes(self.text[start:end]), self.tokens[first:last], self.scores[first:last])
+
+    def _begun(self, stop: bytes) -> int:
+        """The most last bytes of the text that may be the beginning of `stop`."""
+        sizes = range(min(len(stop) - 1, len(self.text)), 0, -1)
+        return next((size for size in sizes if self.text.endswith(stop[:size])), 0)
 
     def chunk(self, row: int) -> Chunk:
         """The tokens that are not in the cache of `row` yet; the last ones give the logits that are needed."""
@@ -279,7 +303,7 @@ class Lane:
             counters.forced_tokens += 1
 
     def _finish_ended(self, counters: Counters) -> None:
-        """End the complete jobs. Jobs whose forced tokens lack log-probabilities wait for the next step."""
+        """End the complete jobs and report on others. Those whose forced tokens lack scores wait for the next step."""
         for row in [row for row, job in self._live.items() if job.finish is not None and not job.unscored]:
             job = self._release(row)
             counters.answers += 1
@@ -287,10 +311,17 @@ class Lane:
                 continue
             if job.finish == "error" or job.finish is None:
                 assert job.matcher is not None
-                job.done.set_exception(RuntimeError(f"the grammar failed: {job.matcher.get_error()}"))
+                reason = job.matcher.get_error().partition("\n")[0]
+                job.done.set_exception(
+                    BadRequest(
+                        f"the JSON schemas of this request cannot constrain decoding, use simpler ones: {reason}"
+                    )
+                )
             else:
                 text = job.text.decode("utf-8", "replace")
                 job.done.set_result(FinishedJob(job.tokens, text, job.finish, job.scores, job.reused))
+        for job in self._live.values():
+            job.report()
 
     def _decode(self, counters: Counters) -> None:
         """Run the new tokens of every job's answer: one token, or several if some were forced."""

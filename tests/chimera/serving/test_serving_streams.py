@@ -1,0 +1,197 @@
+"""Streamed answers: chunks add up to the unstreamed answer, errors before them are plain, and a cut frees a slot."""
+
+import asyncio
+import json
+from contextlib import aclosing
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types.chat import ChatCompletionChunk
+from stream_kit import added_up, as_added_up, events
+
+from agents.visit.prompting import schema_format
+from chimera.config.sections.models import ModelConfig, ServingConfig
+from chimera.serving.embedded.app import create_app
+from chimera.serving.embedded.grammar import OPEN
+from chimera.serving.embedded.protocol import parse_request
+from chimera.serving.embedded.service import Service
+from chimera.serving.embedded.streams.chunks import Chunks
+
+KEY = "right-key"
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "literature_search",
+        "parameters": {
+            "type": "object",
+            "properties": {"query": {"type": "string", "maxLength": 8}},
+            "required": ["query"],
+            "additionalProperties": False,
+        },
+    },
+}
+LONG = schema_format("Long", {"type": "string", "minLength": 400, "maxLength": 500})
+
+
+@pytest.fixture(scope="module")
+def service(serving_model):
+    models = {"junior": ModelConfig(path=str(serving_model(seed=0))), "board": ModelConfig(kind="rubric")}
+    service = Service(models, ServingConfig(slots=2, context_length=600, answers=8))
+    yield service
+    service.close()
+
+
+@pytest.fixture
+async def client(service):
+    transport = httpx.ASGITransport(create_app(service, KEY), raise_app_exceptions=False)
+    headers = {"Authorization": f"Bearer {KEY}"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers) as client:
+        yield client
+
+
+def body(**fields):
+    messages = [{"role": "user", "content": "the rate?"}]
+    return {"model": "junior", "messages": messages, "max_tokens": 24, **fields}
+
+
+CASES = {
+    "free": {},
+    "several": {"n": 3, "temperature": 1.5},
+    "schema": {"response_format": LONG},
+    "cut-by-a-stop": {"response_format": LONG, "stop": ["a", "never in it"]},
+    "forced-calls": {"tools": [TOOL], "tool_choice": "required", "max_tokens": 120},
+    "calls-or-text": {"tools": [TOOL], "n": 4},
+    "tools-or-schema": {"tools": [TOOL], "response_format": LONG, "n": 2},
+    "no-calls": {"tools": [TOOL], "tool_choice": "none"},
+    "log-probs": {"logprobs": True, "top_logprobs": 2, "return_token_ids": True, "n": 2, "response_format": LONG},
+    "one-token": {"max_tokens": 1},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_a_stream_adds_up_to_the_unstreamed_answer(client, case):
+    for seed in range(4):
+        request = body(seed=seed, **CASES[case])
+        # The first of a pair is decoded, the second is an answer that is kept: both orders are tried.
+        first, second = ({**request, "stream": seed % 2 == 0}, {**request, "stream": seed % 2 == 1})
+        responses = [await client.post("/v1/chat/completions", json=fields) for fields in (first, second)]
+        streamed, whole = responses if first["stream"] else reversed(responses)
+        chunks = events(streamed)
+        for chunk in chunks:
+            ChatCompletionChunk.model_validate(chunk, strict=False)
+        assert added_up(chunks) == as_added_up(whole.json())
+        assert len({chunk["id"] for chunk in chunks}) == 1
+        assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+        assert all("usage" not in chunk for chunk in chunks)
+        assert chunks[0]["weights_version"] == whole.json()["weights_version"]
+
+
+async def test_content_comes_while_it_is_written(client):
+    chunks = events(await client.post("/v1/chat/completions", json=body(response_format=LONG, stream=True)))
+    assert sum("content" in chunk["choices"][0]["delta"] for chunk in chunks) > 5
+
+
+async def test_the_last_chunk_has_the_usage_if_it_is_asked_for(client):
+    request = body(seed=1, n=2)
+    options = {"include_usage": True}
+    streamed = await client.post("/v1/chat/completions", json={**request, "stream": True, "stream_options": options})
+    *chunks, last = events(streamed)
+    assert [chunk["usage"] for chunk in chunks] == [None] * len(chunks)
+    whole = (await client.post("/v1/chat/completions", json=request)).json()
+    assert (last["choices"], last["usage"]) == ([], whole["usage"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({"model": "nobody"}, 404),
+        ({"messages": [{"role": "user", "content": "x1" * 600}]}, 400),
+        ({"response_format": schema_format("Bad", {"$ref": "#/nowhere"})}, 400),
+        ({"model": "board"}, 400),
+    ],
+)
+async def test_an_error_before_the_first_chunk_is_an_http_error(client, fields, status):
+    response = await client.post("/v1/chat/completions", json=body(stream=True, **fields))
+    assert response.status_code == status
+    assert response.json()["error"]["message"]
+
+
+async def test_an_error_under_way_is_the_last_event(service, client, monkeypatch):
+    engine = service._bindings["junior"].lane.engine
+    forward, calls = engine.forward, iter(range(100))
+
+    def fail(*arguments):
+        if next(calls) == 5:
+            raise RuntimeError("out of memory")
+        return forward(*arguments)
+
+    monkeypatch.setattr(engine, "forward", fail)
+    response = await client.post("/v1/chat/completions", json=body(response_format=LONG, stream=True, temperature=2))
+    *chunks, last, end = response.text.split("\n\n")
+    assert (response.status_code, end) == (200, "")
+    assert len(chunks) > 2
+    assert "out of memory" in json.loads(last.removeprefix("data: "))["error"]["message"]
+
+
+async def test_a_stream_that_its_caller_closes_frees_its_slots(service):
+    """Two endless streams take both slots; a third request is answered as soon as they are closed."""
+    binding = service._bindings["junior"]
+    endless = parse_request(body(response_format=LONG, max_tokens=500, n=2, stream=True))
+    async with aclosing(service.stream(endless)) as chunks:
+        await anext(chunks)
+        assert len(binding.running) == 2
+    assert not binding.running
+    before = service.counters()["answers"]
+    await service.complete(parse_request(body(max_tokens=2)))
+    assert service.counters()["answers"] == before + 1
+
+
+async def test_a_caller_that_leaves_ends_its_stream(service):
+    """Straight to the application, which a server tells of the closed connection."""
+    binding = service._bindings["junior"]
+    started = asyncio.Event()
+    sent = [
+        {"type": "http.request", "body": json.dumps(body(response_format=LONG, max_tokens=500, stream=True)).encode()}
+    ]
+
+    async def receive():
+        if sent:
+            return sent.pop()
+        await started.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        if message["type"] == "http.response.body" and b"content" in message["body"]:
+            assert binding.running
+            started.set()
+
+    headers = [(b"authorization", f"Bearer {KEY}".encode()), (b"host", b"127.0.0.1")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers, "query_string": b""}
+    await create_app(service, KEY)(scope, receive, send)
+    assert not binding.running
+
+
+PIECES = ["yes", " ", "\n", "é", "\U0001f600", OPEN, OPEN[:4], "<", "</tool_call>", '{"name":"f","arguments":{"a":1}}']
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=8), st.booleans(), st.randoms(use_true_random=False))
+def test_text_that_is_cut_anywhere_adds_up(pieces, offered, random):
+    """Whether what follows the mark of a call is one, or is content, shows at the end."""
+    text = "".join(pieces)
+    called = offered and OPEN in text and random.random() < 0.5
+    message = {"role": "assistant", "content": (text.partition(OPEN)[0].strip() or None) if called else text}
+    message |= {"tool_calls": [CALL]} if called else {}
+    whole = {"choices": [{"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}]}
+    head = dict.fromkeys(("id", "created", "model", "system_fingerprint", "weights_version"))
+    maker = Chunks(head, mark=OPEN if offered else None, usage=False)
+    data, sent = text.encode(), []
+    while data and random.random() < 0.9:
+        size = random.randint(1, 12)
+        sent += maker.grown(0, data[:size], 1, {})
+        data = data[size:]
+    sent += maker.rest(whole)
+    (choice,), (expected,) = added_up(sent), as_added_up(whole)
+    assert {**choice, "content": choice["content"] or ""} == {**expected, "content": expected["content"] or ""}
