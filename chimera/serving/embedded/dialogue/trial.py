@@ -44,7 +44,8 @@ def tried(language: "Language", vocab: int, folder: Path) -> tuple[ChatFormat, G
     except TemplateError as error:
         raise ConfigError(f"{folder}: its chat template is broken ({error})") from error
     except BadRequest as error:
-        raise ConfigError(f"{folder}: its chat template refuses a question and its answer: {error.message}") from error
+        why = error.__cause__ or error
+        raise ConfigError(f"{folder}: its chat template refuses a question and its answer: {why}") from error
     if closing is not None and closing not in language.eos:
         last, *ends = (repr(language.tokenizer.id_to_token(token)) for token in (closing, *language.eos))
         raise ConfigError(

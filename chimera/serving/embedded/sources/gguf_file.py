@@ -46,10 +46,11 @@ MARKS = ("bos", "eos", "unknown", "padding")
 
 def is_gguf(file: Path) -> bool:
     """True if `file` begins as GGUF files do, whatever its name ends with."""
-    if not file.is_file():
+    try:
+        with file.open("rb") as opened:
+            return opened.read(len(MAGIC)) == MAGIC
+    except OSError:  # No file, or one that nobody may read: it is named as no model.
         return False
-    with file.open("rb") as opened:
-        return opened.read(len(MAGIC)) == MAGIC
 
 
 def gguf_folder(file: Path) -> Path:
