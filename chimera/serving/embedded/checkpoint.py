@@ -75,13 +75,13 @@ def locate(path: str) -> Path:
     Raises:
         ConfigError: the folder, file or model cannot be found, read or fetched.
     """
-    from chimera.serving.embedded.sources.gguf_file import gguf_folder, is_gguf
-    from chimera.serving.embedded.sources.named import NAMED, named_model
-
     if path in BUNDLED:
         if not (ASSETS / path / "config.json").is_file():
             raise ConfigError(f"the bundled model is missing from {ASSETS / path}: reinstall the package")
         return ASSETS / path
+    from chimera.serving.embedded.sources.gguf_file import gguf_folder, is_gguf
+    from chimera.serving.embedded.sources.named import NAMED, named_model
+
     if path in NAMED:
         return named_model(path)
     folder = Path(path).expanduser()
