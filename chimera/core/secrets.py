@@ -26,6 +26,7 @@ SECRETS: Mapping[str, str] = {
 
 SETTINGS: Mapping[str, str] = {
     "HF_HOME": "folder in which the Hugging Face libraries keep models and data sets (default ~/.cache/huggingface)",
+    "XDG_CACHE_HOME": "folder of caches (default ~/.cache): smollm2 and converted GGUF files are kept there",
     "HF_HUB_OFFLINE": "1 keeps the Hugging Face libraries off the network: what is in HF_HOME has to do",
     "LITELLM_LOCAL_MODEL_COST_MAP": "set to True unless you set it: LiteLLM then starts without asking the network",
     "WANDB_BASE_URL": "address of a Weights & Biases server of your own",

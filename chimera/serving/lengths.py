@@ -16,6 +16,8 @@ PHRASE = 160
 """Texts whose schema allows no more letters than this are phrases, which the board wants in at most `MAX_WORDS`."""
 FEWEST_LETTERS = 3
 """Letters a token of text that is copied: sentences of studies, names of fields."""
+MARKS = 6
+"""Most tokens around a field, and of a number: quotes, colon, comma, digits."""
 WORDS = f"^[^A-Za-z0-9]*([A-Za-z0-9]+[^A-Za-z0-9]+){{0,{MAX_WORDS - 1}}}[A-Za-z0-9]*$"
 """Words as `chimera.rubric.text.words` counts them, or more."""
 
@@ -47,12 +49,12 @@ def _texts(schema: Any, count: int = 1) -> Iterator[tuple[dict[str, Any], int]]:
 
 def _copied(schema: Mapping[str, Any]) -> int:
     """Most tokens of what an answer does not write freely: its fields' names, and texts that it chooses."""
-    letters = 0
+    most = 0
     for name, field in schema.get("properties", {}).items():
-        items = field.get("items", field)
-        chosen = sorted((len(str(choice)) for choice in items.get("enum", ())), reverse=True)
-        letters += len(name) + 6 + sum(chosen[: field.get("maxItems", 1)])
-    return math.ceil(letters / FEWEST_LETTERS)
+        longest = max((len(str(choice)) for choice in field.get("items", field).get("enum", ())), default=0)
+        count = field.get("maxItems", 1)
+        most += MARKS + math.ceil(len(name) / FEWEST_LETTERS) + count * math.ceil(1 + longest / FEWEST_LETTERS)
+    return most
 
 
 def _shortened(schema: Any, share: float) -> Any:

@@ -260,6 +260,14 @@ def failures(records: Iterable[RolloutRecord]) -> Counter[str]:
     return _kinds(record.error or "no reason recorded" for record in records if record.status == "failed")
 
 
+def cause(record: RolloutRecord) -> str | None:
+    """Why a rollout failed, whichever role met it and whatever numbers it names; None for one that succeeded."""
+    if record.status != "failed":
+        return None
+    role, _, reason = (record.error or "").partition(": ")
+    return next(iter(_kinds([reason if role.isidentifier() and reason else record.error or ""])))
+
+
 def vetoes(records: Iterable[RolloutRecord]) -> Counter[str]:
     """Number of vetoes of each kind, counted like `failures`."""
     return _kinds(record.veto for record in records if record.veto is not None)

@@ -3,15 +3,20 @@
 import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from textwrap import shorten
 from typing import Any
 
-from chimera.core.errors import UnreachableError
+from chimera.core.errors import RunError, UnreachableError
 from chimera.run.directory import Run
+from evaluation.records.rollouts import RolloutRecord, cause
 from evaluation.rollout.make import keep
 from evaluation.rollout.worker import Job, Result, Worker
 
 LOOK_SECONDS = 1.0
 """Interval of the checks that the model server is alive: a server that ends sends no notice."""
+FEWEST = 4
+"""Rollouts that say, if all fail for one cause, that the rest would fail too."""
+SHOWN = 400
 CANCEL_SECONDS = 0.1
 """Interval of the cancellations of a rollout."""
 
@@ -56,8 +61,10 @@ class Crew:
         """Make all `jobs` and yield each in the order of their ends. Close the generator when you stop early.
 
         Raises:
+            RunError: The first rollouts, as many as are made at a time and at least four, all failed for one cause.
             ChimeraError: As `rollout`. Rollouts that have ended are recorded.
         """
+        first: list[RolloutRecord] = []
         waiting = iter(jobs)
         ended: asyncio.Queue[Result | Exception] = asyncio.Queue()
 
@@ -75,6 +82,9 @@ class Crew:
                 if isinstance(result, Exception):
                     raise result
                 yield result
+                first.append(result[0])
+                if len(first) == max(FEWEST, self.size) < len(jobs):
+                    _check_first(first)
         finally:
             for task in tasks:
                 task.cancel()
@@ -89,6 +99,14 @@ class Crew:
             return getting.result()
         finally:
             getting.cancel()
+
+
+def _check_first(records: Sequence[RolloutRecord]) -> None:
+    """Raise RunError if all rollouts failed for one cause."""
+    causes = {cause(record) for record in records}
+    if len(causes) == 1 and None not in causes:
+        why = shorten(records[0].error or "no reason recorded", SHOWN, placeholder=" ...")
+        raise RunError(f"the first {len(records)} rollouts all failed for one cause, so no more are made: {why}")
 
 
 async def _whole(rollout: Coroutine[Any, Any, Result]) -> Result:

@@ -27,7 +27,6 @@ from chimera.run.policies import WENT_LIVE, Policy
 from chimera.run.seals import seal
 from chimera.serving.embedded.checkpoint import load_checkpoint
 from chimera.serving.embedded.completion import TextSide
-from chimera.serving.embedded.protocol import BadRequest, ChatMessage
 from evaluation.conduct.kept import Kept
 from evaluation.view.app import make_app
 from training.algorithms.bandit_settings import BanditSettings
@@ -319,8 +318,8 @@ def test_a_chat_template_runs_nothing_and_reads_nothing(here, serving_model, tem
     for command in (list_rollouts, show_rollout, view, write_out):
         command(here)
     checkpoint = load_checkpoint("runs/evil/model", "float32")
-    with refused(BadRequest, "chat template"):
-        TextSide(checkpoint, ServingConfig()).chat.encode([ChatMessage(role="user", content="a question")], [])
+    with refused(ConfigError, "chat template"):
+        TextSide(checkpoint, ServingConfig())
     assert not executed(here)
 
 

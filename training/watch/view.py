@@ -3,6 +3,7 @@
 While a view is open, it is never silent for long: it says what is happening, also where there is nothing to count.
 """
 
+import logging
 import threading
 import time
 from abc import abstractmethod
@@ -15,10 +16,12 @@ from rich.table import Table
 from rich.text import Text
 
 from evaluation.conduct.progress import Advance, ProgressView
-from evaluation.records.rollouts import RolloutRecord
+from evaluation.records.rollouts import RolloutRecord, cause
 from training.watch.forecast import TimeForecast
 from training.watch.progress import Activity, Rollouts
 from training.watch.view_text import duration, failure
+
+logger = logging.getLogger(__name__)
 
 
 class View(ProgressView):
@@ -36,6 +39,7 @@ class View(ProgressView):
         self._activities: list[Activity] = []
         self._rewards: list[float] = []
         self._latest: RolloutRecord | None = None
+        self._causes: set[str] = set()
 
     @abstractmethod
     def __enter__(self) -> Self: ...
@@ -81,8 +85,11 @@ class View(ProgressView):
         self._latest = record
         if record.reward is not None:
             self._rewards.append(record.reward)
-        if record.status == "failed":
-            self.warn(f"{activity.text}: {failure(record)}")
+        if (why := cause(record)) is not None:
+            logger.warning("rollout %s on task %s failed: %s", record.rollout_id, record.task_id, record.error)
+            if why not in self._causes:  # The figures count the others, the log has each.
+                self._causes.add(why)
+                self.warn(f"{activity.text}: {failure(record)}")
         self._advance(activity, len(rollouts.records), self._note_of(rollouts))
 
     @contextmanager

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from textwrap import shorten
 from typing import Any
 
 from rich import box
@@ -12,6 +13,8 @@ from evaluation.scores.rewards import part_title
 from training.watch.summary import aligned, mean, summarize
 
 BARS = "▁▂▃▄▅▆▇█"
+SHOWN = 160
+"""Most letters of an error in a line."""
 TREND = 24
 """Width of a trend line, in characters."""
 
@@ -74,8 +77,9 @@ def describe_versions(versions: Mapping[str, str]) -> str:
 
 
 def failure(record: RolloutRecord) -> str:
-    """One sentence about a failed rollout."""
-    return f"rollout {record.rollout_id} on task {record.task_id} failed: {record.error}"
+    """One line about a failed rollout; its record holds the whole error, which may be a page."""
+    why = shorten(record.error or "no reason recorded", SHOWN, placeholder=" ...")
+    return f"rollout {record.rollout_id} on task {record.task_id} failed: {why}"
 
 
 def result_table(name: str, records: Sequence[RolloutRecord], seconds: float) -> Table:

@@ -132,7 +132,7 @@ class ModelConfig(ConfigSection):
         default=1.0, gt=0, le=1, description="nucleus sampling: share of probability kept"
     )
     top_k: Annotated[int | None, WEIGHTS] = Field(
-        default=None, ge=0, description="so many of the likeliest tokens are kept; 0: all; null: the model's own"
+        default=None, ge=0, le=1_000_000, description="likeliest tokens that are kept; 0: all; null: the model's own"
     )
     min_p: Annotated[float | None, WEIGHTS] = Field(
         default=None,

@@ -7,7 +7,7 @@ which saves seconds at start-up.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -58,18 +58,13 @@ class Language:
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(Language):
     """Everything the server needs of one model folder; `weights` are by their Hugging Face names."""
 
     name: str
     folder: Path
     shape: Shape
     weights: "dict[str, Tensor]" = field(repr=False)
-    tokenizer: "Tokenizer" = field(repr=False)
-    template: str = field(repr=False)
-    eos: tuple[int, ...]
-    marks: Mapping[str, str]
-    sampling: Sampling
 
 
 def locate(path: str) -> Path:
@@ -80,13 +75,13 @@ def locate(path: str) -> Path:
     Raises:
         ConfigError: the folder, file or model cannot be found, read or fetched.
     """
-    from chimera.serving.embedded.sources.gguf_file import gguf_folder, is_gguf
-    from chimera.serving.embedded.sources.named import NAMED, named_model
-
     if path in BUNDLED:
         if not (ASSETS / path / "config.json").is_file():
             raise ConfigError(f"the bundled model is missing from {ASSETS / path}: reinstall the package")
         return ASSETS / path
+    from chimera.serving.embedded.sources.gguf_file import gguf_folder, is_gguf
+    from chimera.serving.embedded.sources.named import NAMED, named_model
+
     if path in NAMED:
         return named_model(path)
     folder = Path(path).expanduser()
@@ -129,11 +124,7 @@ def load_checkpoint(path: str, dtype: Precision = "float32") -> Checkpoint:
         folder=folder,
         shape=shape,
         weights=load_weights(folder, shape, dtype),
-        tokenizer=language.tokenizer,
-        template=language.template,
-        eos=language.eos,
-        marks=language.marks,
-        sampling=language.sampling,
+        **{each.name: getattr(language, each.name) for each in fields(language)},
     )
 
 
@@ -156,9 +147,10 @@ def check_checkpoint(path: str, dtype: Precision) -> list[str]:
     _check_sizes(sizes, shape, folder)
     if path in BUNDLED:
         return []
-    from chimera.serving.embedded.dialogue.trial import try_language
+    from chimera.serving.embedded.dialogue.trial import tried
 
-    return try_language(language, shape.vocab, folder)
+    chat, _ = tried(language, shape.vocab, folder)
+    return [f"{folder}: {sentence}" for sentence in chat.manners.sentences()]
 
 
 def _without_weights(path: str) -> tuple[Path, Shape, Language]:

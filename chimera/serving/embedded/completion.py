@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from chimera.config.sections.models import ServingConfig
-from chimera.serving.embedded.chat import ChatFormat, parse_answer
-from chimera.serving.embedded.checkpoint import TOKENIZER_FILE
+from chimera.serving.embedded.chat import parse_answer
 from chimera.serving.embedded.decoding.batcher import DecodingJob, FinishedJob, TokenLogProbs, Vocabulary
-from chimera.serving.embedded.dialogue.trial import try_end, try_texts
-from chimera.serving.embedded.grammar import CLOSE, OPEN, Grammars, schema_grammar, tools_grammar
+from chimera.serving.embedded.dialogue.trial import tried
+from chimera.serving.embedded.grammar import CLOSE, OPEN, schema_grammar, tools_grammar
 from chimera.serving.embedded.protocol import ChatRequest, NamedToolChoice, Sampling, envelope
 
 if TYPE_CHECKING:
@@ -35,10 +34,7 @@ class TextSide:
     """
 
     def __init__(self, checkpoint: "Checkpoint", serving: ServingConfig) -> None:
-        self.chat = ChatFormat(checkpoint.template, checkpoint.tokenizer, checkpoint.marks)
-        self.grammars = Grammars(checkpoint.tokenizer, checkpoint.shape.vocab, checkpoint.eos)
-        try_texts(checkpoint.tokenizer, self.grammars, checkpoint.folder / TOKENIZER_FILE)
-        try_end(self.chat, checkpoint.eos, checkpoint.tokenizer, checkpoint.folder)
+        self.chat, self.grammars = tried(checkpoint, checkpoint.shape.vocab, checkpoint.folder)
         self.sampling = checkpoint.sampling.model_dump(exclude_none=True)
         self.context = min(serving.context_length, checkpoint.shape.max_positions)
         self.tokens = checkpoint.tokenizer.get_vocab(with_added_tokens=True)

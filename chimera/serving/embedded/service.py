@@ -85,8 +85,6 @@ class Service:
 
     def _start(self, models: Mapping[str, tuple[str, Precision]]) -> None:
         """Load each folder in each precision once."""
-        from jinja2 import TemplateError
-
         from chimera.serving.embedded.checkpoint import load_checkpoint
         from chimera.serving.embedded.completion import TextSide
         from chimera.serving.embedded.decoding.batcher import Batcher
@@ -96,10 +94,7 @@ class Service:
         for key, model in models.items():
             if model not in shared:
                 checkpoint = load_checkpoint(*model)
-                try:
-                    text = TextSide(checkpoint, self._serving)
-                except TemplateError as error:
-                    raise ConfigError(f"{checkpoint.folder}: its chat template is broken ({error})") from error
+                text = TextSide(checkpoint, self._serving)
                 lane = self._lane(checkpoint, text, model[1])
                 shared[model] = Binding(
                     next(self._loaded), f"{checkpoint.name}@0", checkpoint.folder, model[1], lane, text

@@ -48,6 +48,24 @@ SPACED_TEMPLATE = """{%- if tools %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"""
 
 
+PLAIN_TEMPLATE = """{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content }}
+{{- '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+"""ChatML as SmolLM2 has it: it knows no tools."""
+STRICT_TEMPLATE = """{% for message in messages %}
+{%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}
+{{- raise_exception('Roles must alternate user/assistant/user/assistant') }}{% endif %}
+{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+"""It refuses system messages and tools, and wants user and assistant to take turns."""
+
+
+def without_tags(tokenizer):
+    """The tokenizer without tokens for tool calls."""
+    settings = json.loads(tokenizer.to_str())
+    settings["added_tokens"] = [token for token in settings["added_tokens"] if "tool" not in token["content"]]
+    return Tokenizer.from_str(json.dumps(settings))
+
+
 @pytest.fixture(scope="module")
 def tokenizer(serving_model):
     return Tokenizer.from_file(str(serving_model() / "tokenizer.json"))
@@ -102,7 +120,8 @@ def test_templates_tell_how_they_write_calls(chat, tokenizer):
     assert chat.tool_style == ToolStyle(raw_arguments=True)
     spaced = ChatFormat(SPACED_TEMPLATE, tokenizer).tool_style
     assert spaced == ToolStyle("\n", ": ", ", ", ": ", ", ", "\n", "\n", raw_arguments=False)
-    assert ChatFormat("{% for m in messages %}{{ m.content }}{% endfor %}", tokenizer).tool_style is None
+    plain = ChatFormat(PLAIN_TEMPLATE, without_tags(tokenizer))
+    assert plain.tool_style == ToolStyle(between="\n", raw_arguments=True, marked=False)
 
 
 def test_a_call_comes_back_as_the_tokens_it_was_generated_with(chat, tokenizer):
@@ -238,6 +257,46 @@ def test_grammars_accept_exactly_the_offered_forms(serving_model, tokenizer, gra
     assert [text for text in refused if accepts(text)] == []
 
 
+# --- templates that cannot do everything
+
+WHOLE_CONVERSATION = [
+    *CONVERSATION,
+    {"role": "user", "content": "answer again"},
+    {"role": "assistant", "content": "yes"},
+    {"role": "user", "content": "why?"},
+]
+
+
+@pytest.mark.parametrize("template", [PLAIN_TEMPLATE, STRICT_TEMPLATE], ids=["no tools", "strict"])
+def test_a_template_that_lacks_something_is_told_everything(tokenizer, template):
+    chat = ChatFormat(template, without_tags(tokenizer))
+    text = tokenizer.decode(chat.encode(asked(*WHOLE_CONVERSATION), [TOOL]), skip_special_tokens=False)
+    call = CONVERSATION[2]["tool_calls"][0]["function"]
+    told = [
+        "You are the Geneticist.", "literature_search", "Search.", '"maxLength": 8', CONVERSATION[1]["content"],
+        f'<tool_call>{{"name":"{call["name"]}","arguments":{call["arguments"]}}}</tool_call>',
+        CONVERSATION[3]["content"], "answer again", "why?",
+    ]  # fmt: skip
+    places = [text.find(piece) for piece in told]
+    assert places == sorted(places)
+    assert places[0] > 0
+    assert text.endswith("<|im_start|>assistant\n")
+    assert bool(chat.manners.sentences())
+
+
+def test_an_answer_is_told_from_its_prompt_also_where_calls_are_text(tokenizer):
+    chat = ChatFormat(STRICT_TEMPLATE, without_tags(tokenizer))
+    prompt, answer = chat.encode_turn(asked(*CONVERSATION[:3]), [TOOL])
+    assert prompt == chat.encode(asked(*CONVERSATION[:2]), [TOOL])
+    assert tokenizer.decode(answer, skip_special_tokens=False).startswith('<tool_call>{"name":"literature_search"')
+
+
+def test_control_tokens_in_described_tools_are_plain_text(tokenizer):
+    described = {"type": "function", "function": {**TOOL["function"], "description": INJECTION}}
+    ids = ChatFormat(PLAIN_TEMPLATE, without_tags(tokenizer)).encode(asked(*CONVERSATION[:2]), [described])
+    assert ids.count(tokenizer.token_to_id("<|im_end|>")) == 2
+
+
 # --- requests
 
 REQUEST = {"model": "junior", "messages": [{"role": "user", "content": "q"}]}
@@ -249,7 +308,9 @@ REQUEST = {"model": "junior", "messages": [{"role": "user", "content": "q"}]}
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"frequency_penalty": 0.5}, "frequency_penalty=0.5 is not supported"),
         ({"logit_bias": {"1": 5}}, "logit_bias"),
-        ({"top_k": 40}, "top_k=40"),
+        ({"top_k": -2}, "top_k"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
         ({"guided_regex": "a*"}, "unknown parameter 'guided_regex'"),
         ({"response_format": {"type": "grammar"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "needs json_schema"),

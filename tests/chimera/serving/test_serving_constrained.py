@@ -157,3 +157,45 @@ async def test_a_conversation_with_a_call_goes_on(service):
     result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": '{"results":[]}'}
     answer = await chat(service, messages=[*QUESTION, message, result], tools=[TOOL])
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] >= called["usage"]["prompt_tokens"]
+
+
+@pytest.fixture(scope="module")
+def untaught(serving_model, tmp_path_factory):
+    """A model whose vocabulary has no tags for calls and whose chat template knows no tools."""
+    folder = tmp_path_factory.mktemp("untaught")
+    for file in serving_model().iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["added_tokens"] = [token for token in tokenizer["added_tokens"] if "tool" not in token["content"]]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    service = Service({"junior": ModelConfig(path=str(folder))}, ServingConfig(slots=4, context_length=1200, answers=0))
+    yield service
+    service.close()
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+async def test_a_model_without_tags_calls_tools_in_plain_text(untaught, choice):
+    form = schema_format("x", {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]})
+    fields = {"tools": [TOOL, OTHER], "tool_choice": choice, "n": 16, "temperature": 2, "max_tokens": 200}
+    answer = await chat(untaught, **fields, response_format=form)
+    called = [choice["message"] for choice in answer["choices"] if choice["finish_reason"] == "tool_calls"]
+    assert called
+    for message in called:
+        (call,) = message["tool_calls"]
+        assert call["function"]["name"] in ("literature_search", "other_tool")
+        assert isinstance(json.loads(call["function"]["arguments"]), dict)
+    content = [choice["message"]["content"] for choice in answer["choices"] if choice["finish_reason"] == "stop"]
+    assert all(isinstance(json.loads(text), dict) for text in content)
+    assert choice == "auto" or not content
+    result = {"role": "tool", "tool_call_id": called[0]["tool_calls"][0]["id"], "content": '{"results":[]}'}
+    more = await chat(untaught, messages=[*QUESTION, called[0], result], tools=[TOOL], max_tokens=5)
+    assert more["usage"]["prompt_tokens"] > answer["usage"]["prompt_tokens"]
+
+
+async def test_free_text_beside_tools_stays_text_until_a_call_begins(untaught):
+    answer = await chat(untaught, tools=[TOOL], n=8, max_tokens=40)
+    assert all(choice["message"]["content"] for choice in answer["choices"])

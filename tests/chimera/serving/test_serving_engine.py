@@ -12,9 +12,9 @@ from message_kit import refused
 
 from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.core.errors import ConfigError
-from chimera.serving.embedded.checkpoint import NANO, load_checkpoint
+from chimera.serving.embedded.checkpoint import NANO, check_checkpoint, load_checkpoint
 from chimera.serving.embedded.decoding.rows import MIN_REUSE, RowTable
-from chimera.serving.embedded.decoding.sampling import choose, nucleus
+from chimera.serving.embedded.decoding.sampling import choose, nucleus, penalise
 from chimera.serving.embedded.protocol import parse_request
 from chimera.serving.embedded.service import Service
 
@@ -264,6 +264,62 @@ def test_nucleus_keeps_the_smallest_sufficient_set():
     )
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    logits=st.lists(st.floats(-20, 20, width=32), min_size=2, max_size=12, unique=True),
+    top_k=st.integers(1, 12),
+    min_p=st.floats(0, 1),
+    uniform=st.floats(0, 1, exclude_max=True),
+)
+def test_a_drawn_token_is_among_the_likeliest(logits, top_k, min_p, uniform):
+    one, none = torch.ones(1), torch.tensor([uniform], dtype=torch.float64)
+    rules = {"top_k": torch.tensor([top_k]), "min_p": torch.tensor([min_p])}
+    choice = choose(torch.tensor([logits]), one, None, none, None, want_log_probs=True, **rules)
+    probabilities = torch.softmax(torch.tensor(logits), -1)
+    drawn = probabilities[choice.tokens[0]]
+    assert int((probabilities > drawn).sum()) < top_k
+    assert float(drawn) >= min_p * float(probabilities.max()) - 1e-6
+    assert choice.log_probs is not None
+    assert float(choice.log_probs.exp().sum()) == pytest.approx(1, abs=1e-5)
+
+
+def test_tokens_that_were_written_become_less_likely():
+    assert penalise(torch.tensor([2.0, -2.0, 2.0, 0.0]), torch.tensor([0, 1]), 2.0).tolist() == [1.0, -4.0, 2.0, 0.0]
+
+
+def test_requests_are_sampled_by_their_own_rules_and_otherwise_as_the_model_says(serving_model, tmp_path):
+    for file in serving_model().iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "generation_config.json").write_text('{"do_sample": true, "top_k": 1, "eos_token_id": 1}')
+    own, off = (
+        Service({"junior": ModelConfig(path=str(folder))}, ServingConfig(slots=2, answers=0))
+        for folder in (tmp_path, serving_model())
+    )
+    body = {"messages": talk("the rate"), "seed": 3, "temperature": 1.5, "max_tokens": 30, "return_token_ids": True}
+
+    def tokens(service, **fields):
+        return ask(service, body | fields)[0]["choices"][0]["token_ids"]
+
+    try:
+        greedy = tokens(off, temperature=0)
+        assert tokens(own) == tokens(off, top_k=1) == tokens(off, min_p=1) == greedy
+        assert tokens(own, top_k=0) == tokens(off) != greedy
+        penalised = tokens(off, temperature=0, repetition_penalty=10)
+        assert len(set(penalised)) > len(set(greedy))
+    finally:
+        own.close()
+        off.close()
+
+
+@pytest.mark.parametrize("settings_of_makers", [{"top_k": "many"}, {"temperature": -1}])
+def test_generation_settings_that_mean_nothing_are_refused(serving_model, tmp_path, settings_of_makers):
+    for file in serving_model().iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": True, **settings_of_makers}))
+    with refused(ConfigError, "generation_config.json", *settings_of_makers):
+        load_checkpoint(str(tmp_path))
+
+
 # --- folders that cannot be served
 
 
@@ -414,3 +470,47 @@ def test_weights_may_be_sharded(serving_model, tmp_path):
         save_file({name: whole[name] for name in part}, tmp_path / f"model-{index}.safetensors")
     loaded = load_checkpoint(str(tmp_path)).weights
     assert all(torch.equal(loaded[name], tensor) for name, tensor in whole.items())
+
+
+# --- tokenizers and chat templates that are misread
+
+
+def edit_tokenizer(**changes):
+    def change(folder):
+        file = folder / "tokenizer.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+    return change
+
+
+BYTE_FALLBACK = {
+    "type": "Sequence",
+    "decoders": [
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+        {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+    ],
+}
+"""What transformers 5.10 makes of SmolLM2's GGUF file."""
+
+
+@pytest.mark.parametrize(
+    ("break_it", "message"),
+    [
+        (edit_tokenizer(decoder=BYTE_FALLBACK), ("tokenizer.json", "decoder")),
+        (edit_tokenizer(normalizer={"type": "Lowercase"}, pre_tokenizer=None), "tokenizer.json"),
+        (edit_config(eos_token_id=0), ("'<|im_end|>'", "'<|im_start|>'", "generation_config.json")),
+        (overwrite("chat_template.jinja", b"{{ raise_exception('no chat') }}"), ("chat template", "no chat")),
+        (overwrite("chat_template.jinja", b"{% if %}"), "chat template"),
+    ],
+)
+def test_a_model_that_is_misread_is_refused_before_anything_starts(serving_model, tmp_path, break_it, message):
+    for file in serving_model().iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "tokenizer_config.json").unlink()  # It names the end token too.
+    assert check_checkpoint(str(tmp_path), "float32") == []
+    break_it(tmp_path)
+    with refused(ConfigError, str(tmp_path), message):
+        check_checkpoint(str(tmp_path), "float32")
+    with refused(ConfigError, str(tmp_path), message):
+        Service({"junior": ModelConfig(path=str(tmp_path))}, ServingConfig())

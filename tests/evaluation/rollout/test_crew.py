@@ -4,8 +4,11 @@ import asyncio
 from contextlib import aclosing, suppress
 
 import pytest
+from message_kit import refused
+from record_kit import answered
 
 from chimera.config.tree import Config
+from chimera.core.errors import RunError
 from chimera.core.types import ResearchTask
 from chimera.run.directory import Run
 from evaluation.records.rollouts import RolloutInput
@@ -67,3 +70,39 @@ async def test_one_rollout_that_is_cancelled_frees_its_worker(run):
         with pytest.raises(asyncio.CancelledError):
             await waiting
     assert worker.ended == 2
+
+
+class Failing:
+    """A worker whose rollouts end with the next of `errors`; None is a success."""
+
+    def __init__(self, errors):
+        self.errors = iter(errors)
+
+    async def rollout(self, job):
+        error = next(self.errors)
+        record = answered(job.rollout_id, job.input.task.id, None if error else "yes", error=error)
+        return record, []
+
+
+@pytest.mark.parametrize(
+    ("errors", "made"),
+    [
+        ([f"{role}: model 'junior' answered 400: no tools" for role in "ABCDEFGH"], 4),
+        (["A: no tools", "B: no tools", "A: cut", *["A: no tools"] * 5], 8),
+        ([None, *["A: no tools"] * 7], 8),
+        (["A: no tools"] * 4, 4),
+    ],
+)
+async def test_first_rollouts_that_fail_for_one_cause_are_the_last(run, errors, made):
+    crew = Crew(run, [Failing(errors)])
+    records = []
+
+    async def collect():
+        async with aclosing(crew.rollouts([job(number) for number in range(len(errors))])) as results:
+            records.extend([record async for record, _ in results])
+
+    if made < len(errors):
+        with refused(RunError, "4 rollouts", "no tools"):
+            await collect()
+    else:
+        await collect()

@@ -1,11 +1,7 @@
-"""Writes a conversation so that a chat template takes it that knows no tools, no system messages, or strict turns.
-
-Then a system message tells what tools there are, calls are text between tags, and their results are a user's messages.
-A system message becomes the beginning of the user's first one, and several messages of the user in a row become one.
-"""
+"""Writes a conversation so that a chat template takes it that knows no tools, no system messages, or strict turns."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -14,9 +10,10 @@ from chimera.serving.embedded.grammar import CLOSE, OPEN
 
 TOOLS = """You can call these tools:
 {tools}
-To call one, answer only
+First call one of them: answer only
 {example}
-and its results will follow."""
+Its results follow, and then you answer."""
+"""A small model that was not trained to call tools seldom does where it is left a choice."""
 RESULT = "<tool_response>\n{}\n</tool_response>"
 
 Message = dict[str, Any]
@@ -32,13 +29,13 @@ class Manners:
     rows: bool = True
 
     def sentences(self) -> list[str]:
-        """What users should know of how the template is used."""
-        lacking = {
+        """How a template is used that does not render everything."""
+        instead = {
             "knows no tools, so they are described in the system message and called in plain text": self.tools,
             "refuses system messages, so they stand at the beginning of the user's first message": self.system,
             "refuses two user messages in a row, so they become one": self.rows,
         }
-        return [f"its chat template {what}" for what, renders in lacking.items() if not renders]
+        return [f"its chat template {what}" for what, renders in instead.items() if not renders]
 
     def adapted(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
         """The same conversation in a form that the template renders."""
@@ -46,30 +43,32 @@ class Manners:
         if not self.tools:
             adapted = [_as_text(message) for message in adapted]
             if tools:
-                adapted = _introduced(adapted, _offer(tools))
+                adapted = _joined([{"role": "system", "content": _offer(tools)}], adapted, "system", before=False)
         if not self.system:
-            system = "\n\n".join(message["content"] for message in adapted if message["role"] == "system")
-            adapted = [message for message in adapted if message["role"] != "system"]
-            place = next((place for place, message in enumerate(adapted) if message["role"] == "user"), None)
-            if system and place is None:
-                adapted.insert(0, {"role": "user", "content": system})
-            elif system and place is not None:
-                adapted[place] = {**adapted[place], "content": f"{system}\n\n{adapted[place]['content']}"}
-        return adapted if self.rows else list(_merged(adapted))
+            system = [{**message, "role": "user"} for message in adapted if message["role"] == "system"]
+            adapted = _joined(system, [message for message in adapted if message["role"] != "system"], "user")
+        if not self.rows:
+            groups = (list(row) for _, row in groupby(adapted, key=lambda message: message["role"]))
+            adapted = [message for row in groups for message in (_merged(row) if row[0]["role"] == "user" else row)]
+        return adapted
 
 
-def _introduced(messages: list[Message], text: str) -> list[Message]:
-    """The conversation with `text` at the end of its first system message."""
-    if messages and messages[0]["role"] == "system":
-        return [{**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}, *messages[1:]]
-    return [{"role": "system", "content": text}, *messages]
+def _joined(further: list[Message], messages: list[Message], role: str, *, before: bool = True) -> list[Message]:
+    """The conversation with the texts of `further` in its first message, if that is of `role`, or before it."""
+    if messages and messages[0]["role"] == role and further:
+        first = [*further, messages[0]] if before else [messages[0], *further]
+        return [*_merged(first), *messages[1:]]
+    return [*further, *messages]
+
+
+def _merged(messages: Sequence[Message]) -> Iterator[Message]:
+    yield {**messages[0], "content": "\n\n".join(message["content"] for message in messages)}
 
 
 def _offer(tools: Sequence[Mapping[str, Any]]) -> str:
     functions = [tool["function"] for tool in tools]
-    parameters = functions[0].get("parameters") or {}
-    names = parameters.get("required") or list(parameters.get("properties") or ())[:1]
-    example = _call(functions[0]["name"], json.dumps(dict.fromkeys(names, "..."), separators=(",", ":")))
+    arguments = dict.fromkeys((functions[0].get("parameters") or {}).get("required", ()), "...")
+    example = _call(functions[0]["name"], json.dumps(arguments, separators=(",", ":")))
     return TOOLS.format(tools="\n".join(json.dumps(each, ensure_ascii=False) for each in functions), example=example)
 
 
@@ -78,17 +77,9 @@ def _as_text(message: Message) -> Message:
     if message["role"] == "tool":
         return {"role": "user", "content": RESULT.format(message["content"])}
     calls = [_call(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())]
-    plain = {name: value for name, value in message.items() if name not in ("tool_calls", "tool_call_id")}
-    return {**plain, "content": "\n".join([*filter(None, [message["content"]]), *calls])} if calls else plain
+    content = "\n".join([*filter(None, [message["content"]]), *calls])
+    return {"role": message["role"], "content": content if calls else message["content"]}
 
 
 def _call(name: str, arguments: str) -> str:
-    return f'{OPEN}{{"name":{json.dumps(name)},"arguments":{arguments}}}{CLOSE}'
-
-
-def _merged(messages: Iterable[Message]) -> Iterator[Message]:
-    """Messages of the user in a row as one."""
-    for role, group in groupby(messages, key=lambda message: message["role"]):
-        row = list(group)
-        together = "\n\n".join(message["content"] for message in row) if role == "user" else ""
-        yield from [{**row[0], "content": together}] if role == "user" else row
+    return f'{OPEN}{{"name":"{name}","arguments":{arguments}}}{CLOSE}'

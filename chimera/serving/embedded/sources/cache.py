@@ -10,31 +10,28 @@ from chimera.core.errors import ConfigError
 
 
 def cache_root() -> Path:
-    """Where model folders are kept: `chimera/models` of $XDG_CACHE_HOME, or of ~/.cache."""
+    """Where model folders are kept: `chimera/models` of $XDG_CACHE_HOME, which has to be absolute, or of ~/.cache."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    # The XDG specification: a relative path is to be ignored.
     return (named if named.is_absolute() else Path("~/.cache").expanduser()) / "chimera" / "models"
 
 
 def cached(name: str, make: Callable[[Path], None]) -> Path:
-    """The folder `name` of the cache; if there is none, `make` fills it.
-
-    One process makes it while others wait. The folder appears when it is complete.
+    """The folder `name` of the cache, which appears when `make` has filled it; one process does, others wait.
 
     Raises:
         ConfigError: The cache cannot be written; other errors are those of `make`.
     """
     folder = cache_root() / name
+    draft = folder.with_name(f".{name}.draft")
     if folder.is_dir():
         return folder
-    draft = folder.with_name(f".{name}.draft")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with folder.with_name(f".{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            # A process that was killed may have left its draft; the lock says that nobody writes it now.
+            shutil.rmtree(draft, ignore_errors=True)
             if not folder.is_dir():
-                # A process that was killed may have left its draft; the lock says that nobody writes it now.
-                shutil.rmtree(draft, ignore_errors=True)
                 try:
                     draft.mkdir()
                     make(draft)

@@ -1,8 +1,8 @@
-"""Writes the model folder of a GGUF file: its weights as safetensors, its tokenizer and chat template, its settings.
+"""Writes the model folder of a GGUF file: weights as safetensors, tokenizer, chat template and settings.
 
 Weights become bfloat16: it rounds by 0.4 %, quantised weights were rounded by several per cent before, and float32
-would take twice the disk. llama.cpp stores a Llama model's queries and keys with the halves of each head interleaved;
-here they get transformers' order back.
+would take twice the disk. llama.cpp interleaves the halves of each head of a Llama model's queries and keys. A tensor
+that the engine does not compute is refused; transformers' own reader leaves it out, and Llama 3's rotary scaling too.
 """
 
 import hashlib
@@ -22,14 +22,26 @@ from chimera.serving.embedded.sources.vocabulary import read_tokenizer
 if TYPE_CHECKING:
     from gguf import ReaderTensor
 
-ROPE_FACTORS = "rope_freqs.weight"
-"""The tensor with which llama.cpp keeps Llama 3's scaling of rotary positions: a divisor of each frequency."""
-LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""The scaling of all Llama 3 models beyond its factor, which a GGUF file does not name."""
-MARKS = ("bos", "eos", "unknown", "padding")
+    Tensors = Mapping[str, ReaderTensor]
+
 MAGIC = b"GGUF"
 FORMAT = 1
 """Of converted folders. Raise it when a conversion gives another folder than before."""
+SIZES = {
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "block_count": "num_hidden_layers",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "context_length": "max_position_embeddings",
+}
+"""GGUF's names of sizes, and those of config.json."""
+ROPE_FACTORS = "rope_freqs.weight"
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""What a GGUF file does not name of Llama 3's rotary scaling: it has only a divisor of each frequency."""
+MARKS = ("bos", "eos", "unknown", "padding")
 
 
 def is_gguf(file: Path) -> bool:
@@ -37,15 +49,15 @@ def is_gguf(file: Path) -> bool:
     try:
         with file.open("rb") as opened:
             return opened.read(len(MAGIC)) == MAGIC
-    except OSError:
+    except OSError:  # No file, or one that nobody may read: it is named as no model.
         return False
 
 
 def gguf_folder(file: Path) -> Path:
     """The model folder of a GGUF file, in the user's cache; made at the first use. Raises ConfigError as `convert`."""
-    state, place = file.stat(), file.resolve()
-    # Reading all of a large file to hash it would take a minute at each start.
-    mark = f"{place} {state.st_size} {state.st_mtime_ns} {FORMAT}"
+    state = file.stat()
+    # Not the hash of its content: reading a large file would take a minute at each start.
+    mark = f"{file.resolve()} {state.st_size} {state.st_mtime_ns} {FORMAT}"
     return cached(f"{file.stem}-{hashlib.sha256(mark.encode()).hexdigest()[:12]}", lambda folder: convert(file, folder))
 
 
@@ -61,8 +73,6 @@ def convert(file: Path, folder: Path) -> None:
         reader = gguf.GGUFReader(file)
         facts = {name: field.contents() for name, field in reader.fields.items()}
         tensors = {tensor.name: tensor for tensor in reader.tensors}
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
     except Exception as error:  # The library has no error of its own: a broken file ends in any of Python's.
         raise ConfigError(f"{file} is no whole GGUF file ({error}): fetch it again") from error
     settings = _settings(facts, tensors, file)
@@ -70,57 +80,44 @@ def convert(file: Path, folder: Path) -> None:
     _write_weights(read_shape(settings, file), settings["model_type"], tensors, folder, file)
     tokenizer.save(str(folder / "tokenizer.json"))
     ids = {mark: facts.get(f"tokenizer.ggml.{mark}_token_id") for mark in (*MARKS, "eot")}
-    tokens = facts["tokenizer.ggml.tokens"]
-    marks = {f"{mark[:3]}_token": tokens[ids[mark]] for mark in MARKS if ids[mark] is not None}
-    _write(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **marks})
+    marks = {f"{mark[:3]}_token": tokenizer.id_to_token(ids[mark]) for mark in MARKS if ids[mark] is not None}
     ends = list(dict.fromkeys(ids[mark] for mark in ("eos", "eot") if ids[mark] is not None))
     generation = {"bos_token_id": ids["bos"], "eos_token_id": ends, "pad_token_id": ids["padding"]}
-    _write(folder / "config.json", settings | generation)
-    _write(folder / "generation_config.json", generation)
+    for name, content in (
+        ("config.json", settings | generation),
+        ("generation_config.json", generation),
+        ("tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **marks}),
+    ):
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     if template := facts.get("tokenizer.chat_template"):
         (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 
-def _write(file: Path, content: Mapping[str, Any]) -> None:
-    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def _settings(facts: Mapping[str, Any], tensors: "Mapping[str, ReaderTensor]", file: Path) -> dict[str, Any]:
+def _settings(facts: Mapping[str, Any], tensors: "Tensors", file: Path) -> dict[str, Any]:
     """The file's sizes as a config.json has them."""
     family = facts.get("general.architecture")
     if not isinstance(family, str) or family not in FAMILIES:
         raise ConfigError(
             f"the embedded server runs {', '.join(FAMILIES.values())} models, and {file} holds {family!r}: {ELSEWHERE}"
         )
-
-    def fact(name: str) -> Any:
-        return facts.get(f"{family}.{name}")
-
-    rope: dict[str, Any] = {"rope_theta": fact("rope.freq_base") or 10_000.0}
-    scaling = fact("rope.scaling.type") or "none"
-    rope["rope_type"] = "default" if scaling == "none" else scaling
+    scaling = facts.get(f"{family}.rope.scaling.type", "none")
+    rope = {
+        "rope_theta": facts.get(f"{family}.rope.freq_base", 10_000.0),
+        "rope_type": "default" if scaling == "none" else scaling,
+    }
     embedded = tensors.get("token_embd.weight")
     settings = {
         "model_type": family,
         "architectures": [f"{FAMILIES[family]}ForCausalLM"],
         "dtype": "bfloat16",
-        "vocab_size": int(embedded.shape[1]) if embedded is not None else None,
-        "hidden_size": fact("embedding_length"),
-        "intermediate_size": fact("feed_forward_length"),
-        "num_hidden_layers": fact("block_count"),
-        "num_attention_heads": fact("attention.head_count"),
-        "num_key_value_heads": fact("attention.head_count_kv"),
-        "head_dim": fact("attention.key_length"),
-        "rms_norm_eps": fact("attention.layer_norm_rms_epsilon"),
-        "max_position_embeddings": fact("context_length"),
+        "vocab_size": 0 if embedded is None else int(embedded.shape[1]),
         "tie_word_embeddings": "output.weight" not in tensors,
         "attention_bias": "blk.0.attn_output.bias" in tensors,
         "rope_parameters": rope,
+        **{name: facts[key] for size, name in SIZES.items() if (key := f"{family}.{size}") in facts},
     }
-    settings = {name: value for name, value in settings.items() if value is not None}
     if ROPE_FACTORS in tensors:
-        factors = np.asarray(tensors[ROPE_FACTORS].data, np.float32)
-        settings["rope_parameters"] = {**rope, **_llama3(read_shape(settings, file), factors, file)}
+        rope |= _llama3(read_shape(settings, file), np.asarray(tensors[ROPE_FACTORS].data), file)
     return settings
 
 
@@ -129,44 +126,34 @@ def _llama3(shape: Shape, factors: np.ndarray, file: Path) -> dict[str, Any]:
     scaling = RopeScaling(factor=float(factors.max()), **LLAMA3)
     expected = shape.rotary_frequencies() / replace(shape, rope_scaling=scaling).rotary_frequencies()
     if expected.shape != factors.shape or not np.allclose(expected.numpy(), factors, rtol=1e-3):
-        raise ConfigError(
-            f"{file} scales its rotary positions otherwise than Llama 3, which is not supported: {ELSEWHERE}"
-        )
+        raise ConfigError(f"{file} scales its rotary positions otherwise than Llama 3: {ELSEWHERE}")
     return {"rope_type": "llama3", **scaling.model_dump()}
 
 
-def _write_weights(shape: Shape, family: str, tensors: "Mapping[str, ReaderTensor]", folder: Path, file: Path) -> None:
+def _write_weights(shape: Shape, family: str, tensors: "Tensors", folder: Path, file: Path) -> None:
     import gguf
     import torch
     from safetensors.torch import save_file
 
     architecture = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == family)
     names = gguf.get_tensor_name_map(architecture, shape.layers)
+    unused = set(tensors) - {ROPE_FACTORS}
     weights: dict[str, torch.Tensor] = {}
-    left = set(tensors) - {ROPE_FACTORS}
     for name, _ in expected_tensors(shape, {}):
         module, _, kind = name.rpartition(".")
         stored = f"{names.get_name(module)}.{kind}"
         if stored not in tensors:
             raise ConfigError(f"{file} lacks the tensor {stored}: is it a whole model?")
-        left.discard(stored)
+        unused.discard(stored)
         tensor = tensors[stored]
         try:
-            values = gguf.dequantize(tensor.data, tensor.tensor_type)
+            values = gguf.dequantize(tensor.data, tensor.tensor_type).reshape(tensor.shape[::-1].tolist())
         except NotImplementedError as error:
-            raise ConfigError(
-                f"{file}: {stored} is of type {tensor.tensor_type.name}, which gguf cannot read: take another "
-                "quantisation of the model"
-            ) from error
-        values = values.reshape(tuple(reversed(tensor.shape.tolist())))
-        if family == "llama" and ".self_attn." in name and module.endswith(("q_proj", "k_proj")):
-            values = _halves(values, shape.heads if module.endswith("q_proj") else shape.kv_heads)
+            raise ConfigError(f"{file}: {stored} is {tensor.tensor_type.name}: take another quantisation") from error
+        if family == "llama" and module.endswith(("q_proj", "k_proj")):
+            heads = shape.heads if module.endswith("q_proj") else shape.kv_heads
+            values = values.reshape(heads, -1, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
         weights[name] = torch.tensor(values).to(torch.bfloat16)
-    if left:
-        raise ConfigError(f"{file} has the tensor {min(left)}, which the engine does not compute: {ELSEWHERE}")
+    if unused:
+        raise ConfigError(f"{file} has the tensor {min(unused)}, which the engine does not compute: {ELSEWHERE}")
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def _halves(values: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of each head as two halves that are turned together, from llama.cpp's interleaved pairs."""
-    return values.reshape(heads, -1, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
