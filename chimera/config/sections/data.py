@@ -107,7 +107,7 @@ class DataConfig(ConfigSection):
     def _texts(cls, value: Any) -> Any:
         """YAML reads labels such as 0 and 1 as numbers."""
         is_list = isinstance(value, list | tuple)
-        return [str(label) if type(label) is int else label for label in value] if is_list else value
+        return tuple(str(label) if type(label) is int else label for label in value) if is_list else value
 
     @field_validator("labels")
     @classmethod
