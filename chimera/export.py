@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from chimera.show.model_card import Gain
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
-SETTINGS = ("config.json", "tokenizer*", "special_tokens_map.json", "vocab.json", "merges.txt", "*.jinja", "*.model")
+SETTINGS = ("config.json", "tokenizer*", "special_tokens_map.json", "vocab.json", "merges.txt", "*.model")
+TEMPLATES = ("*.jinja", "additional_chat_templates/*.jinja")
 """Files of a model folder that are copied beside its weights."""
 GENERATION = "generation_config.json"
 CARD, ROLE_FILE, ORIGIN = "README.md", "role.json", "chimera.json"
@@ -153,13 +154,15 @@ def _fill(learned: LearnedRole, source: Path, draft: Path, command: str) -> None
 
     model = learned.config.models[learned.slot]
     for file in _files(source, learned.is_weights):
-        shutil.copyfile(file, draft / file.name)
+        (draft / file.relative_to(source)).parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, draft / file.relative_to(source))
     if learned.is_weights:
         _dump(
             draft / GENERATION, generation_settings(source / GENERATION, model, learned.config.evaluation.temperature)
         )
     _dump(draft / ROLE_FILE, role_settings(learned.role, learned.config))
-    files = {file.name: hash_artifact(file) for file in sorted(draft.iterdir())}
+    written = sorted(file for file in draft.rglob("*") if file.is_file())
+    files = {file.relative_to(draft).as_posix(): hash_artifact(file) for file in written}
     origin = {
         "run": learned.run.name,
         "role": learned.role,
@@ -177,7 +180,7 @@ def _fill(learned: LearnedRole, source: Path, draft: Path, command: str) -> None
 
 
 def _files(source: Path, weights: bool) -> list[Path]:
-    patterns = (*WEIGHTS, *SETTINGS) if weights else ("*",)
+    patterns = (*WEIGHTS, *SETTINGS, *TEMPLATES) if weights else ("*",)
     files = {file for pattern in patterns for file in source.glob(pattern) if file.is_file()}
     return sorted(file for file in files if not file.name.startswith("."))
 

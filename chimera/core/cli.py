@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from io import TextIOWrapper
 from typing import NoReturn
 
 from chimera.core.errors import ChimeraError, ConfigError, RunError, storage_fault
@@ -33,6 +34,8 @@ def run_command(main: Main, argv: Sequence[str] | None = None) -> NoReturn:
     from chimera.core.secrets import redact
 
     gc.set_threshold(COLLECT_AFTER)
+    if isinstance(sys.stdout, TextIOWrapper):  # A terminal or log that is not UTF-8 gets "?" for what it cannot show.
+        sys.stdout.reconfigure(errors="replace")
     keep_direct()
     logging.getLogger(HUB_LOGGER).addFilter(_said_once())
     remove_temporary_folder: Callable[[], None] | None = None

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,17 @@ def parse_json(text: str | bytes) -> Any:
     """The value of a JSON text.
 
     Raises:
-        ValueError: The text is not JSON, not UTF-8, or nested deeper than Python can read.
+        ValueError: The text is not JSON, not UTF-8, nested deeper than Python can read, or a number is too long for it.
     """
     try:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError("its values are nested too deeply") from error
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise
+    except ValueError as error:
+        digits = sys.get_int_max_str_digits()
+        raise ValueError(f"one of its whole numbers has more than {digits:,} digits") from error
 
 
 def parse_object(text: str | bytes) -> dict[str, Any] | None:

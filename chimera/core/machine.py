@@ -15,14 +15,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from chimera.core.errors import ConfigError, RunError
+from chimera.core.imports import HOME, PACKAGES
 
-PACKAGES = ("agents", "evaluation", "training")
-"""Chimera's other top-level packages. Other distributions have packages of these names."""
 NAMED_IN_EACH = "Chimera"
 """Word in the docstring of each package's `__init__.py`, which tells it from another distribution's."""
 OLDEST, NEWEST = (3, 11), (3, 12)
-HOME = Path(__file__).resolve().parents[2]
-"""The folder that holds the package `chimera`."""
 
 
 def check_machine() -> None:

@@ -8,11 +8,12 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from string import ascii_uppercase
 from typing import Any
 
 from chimera.config.sections.data import FAILED, Columns, ColumnsConfig, DataConfig
 from chimera.core.errors import DataError, nearest
-from chimera.core.files import check_utf8
+from chimera.core.files import check_utf8, parse_json
 from chimera.core.types import LABELS, Label, Option, ResearchTask, Section
 from chimera.data.tables import Table, TableRow, open_table
 
@@ -28,6 +29,8 @@ USUAL: Mapping[str, tuple[str, ...]] = {
 """The columns that are taken for a part of a task unless `data.columns` names others; the first that exists counts."""
 REQUIRED = ("goal", "label")
 _SHOWN = 12
+LARGEST = 10**18 - 1
+"""The largest level: every file and index can hold it."""
 ID_DIGITS = 12
 """Hexadecimal digits of a row's hash in its id."""
 
@@ -170,13 +173,13 @@ class _Reader:
 
     def task(self, row: TableRow) -> ResearchTask:
         """The task of one row; raises DataError if a part of it is missing or wrong."""
-        options = self._options(row)
-        names = tuple(option.name for option in options) or LABELS
+        offered = self._offered(row)
+        options = self._options(row, offered)
         task = ResearchTask(
             id=self._id(row),
             goal=self._text(row, self.columns.goal, "question"),
             context=tuple(self._sections(row)),
-            label=self._label(row, names),
+            label=self._label(row, tuple(option.name for option in options) or LABELS, isinstance(offered, list)),
             source="own",
             long_answer=self._optional(row, self.columns.long_answer),
             level=self._level(row),
@@ -194,28 +197,40 @@ class _Reader:
             raise self._fault(row, f"the id in column {self.columns.id!r} is {value!r}; give each row an id")
         return str(value).strip()
 
-    def _label(self, row: TableRow, names: Sequence[Label]) -> Label:
+    def _label(self, row: TableRow, names: Sequence[Label], is_list: bool) -> Label:
+        """The right answer, by its name; of a list of options also by its place there, counted from 0."""
         column = self.columns.label
         value = self._value(row, column)
+        if isinstance(value, float) and value.is_integer():  # A whole number beside missing ones, in Parquet.
+            value = int(value)
         text = str(value).strip() if isinstance(value, int | str) and not isinstance(value, bool) else ""
         if value is None or (isinstance(value, str) and not text):
             raise self._fault(row, f"the label in column {column!r} is empty; fill it in, or remove the row")
         same = [name for name in names if name == text] or [name for name in names if name.lower() == text.lower()]
+        by_place = is_list and not any(map(str.isdecimal, names))
+        if by_place and not same and text.isdecimal() and len(text) <= len(str(len(self._places))):
+            same = [name for name in self._places[int(text) :][:1] if name in names]
         if len(same) != 1:
             shown = f"{value!r:.60}"
+            place = ", or the option's place, counted from 0 (if yours count from 1: data.labels=[1, 2, ...])"
             raise self._fault(
                 row,
-                f"the label in column {column!r} is {shown}, but must be one of {', '.join(names)}; correct it, name "
-                "another column with data.columns.label, or list the labels of your data in data.labels",
+                f"the label in column {column!r} is {shown}, but must be one of {', '.join(names)}{place * by_place}; "
+                "correct it, name another column with data.columns.label, or list the labels of your data in "
+                "data.labels",
             )
         return same[0]
 
-    def _options(self, row: TableRow) -> tuple[Option, ...]:
+    @property
+    def _places(self) -> Sequence[Label]:
+        """The names of options that are given as a list."""
+        return self.labels or tuple(ascii_uppercase)
+
+    def _options(self, row: TableRow, offered: Any) -> tuple[Option, ...]:
         """The answers to choose from; empty for yes, no and maybe."""
-        column = self.columns.options
-        if column is None:
+        if self.columns.options is None:
             return () if self.labels in (None, LABELS) else tuple(map(Option, self.labels or ()))
-        pairs = self._pairs(row, column)
+        pairs = self._pairs(row, offered)
         names = [name for name, _ in pairs]
         if len(names) < 2 or len(set(names)) < len(names) or FAILED in names:
             raise self._fault(
@@ -229,33 +244,37 @@ class _Reader:
             )
         return tuple(Option(name, text) for name, text in pairs)
 
-    def _pairs(self, row: TableRow, column: str | tuple[str, ...]) -> list[tuple[str, str]]:
-        """Name and text of each option; an option without a text is left out."""
+    def _offered(self, row: TableRow) -> Any:
+        """The options as the row has them: texts by name, or a list of texts."""
+        column = self.columns.options
         if not isinstance(column, str):
-            return self._labelled(row, [self._value(row, part) for part in column])
+            return None if column is None else [self._value(row, part) for part in column]
         value = self._value(row, column)
         if isinstance(value, str):
             try:
-                value = json.loads(value)
+                value = parse_json(value)
             except ValueError:
                 value = None
         if isinstance(value, Mapping) and set(value) == {"label", "text"}:
             value = dict(zip(value["label"], value["text"], strict=False))
         if isinstance(value, list) and value and all(isinstance(part, Mapping) and "key" in part for part in value):
             value = {part["key"]: part.get("value") for part in value}
-        if isinstance(value, Mapping):
-            return [(str(name).strip(), str(text).strip()) for name, text in value.items() if text is not None]
-        if isinstance(value, list):
-            return self._labelled(row, value)
-        raise self._fault(
-            row, f"the options in column {column!r} must be texts by name or a list of texts; correct the row"
-        )
+        return value
 
-    def _labelled(self, row: TableRow, texts: Sequence[Any]) -> list[tuple[str, str]]:
-        if self.labels is None or len(texts) > len(self.labels):
-            label_count = "no labels" if self.labels is None else f"{len(self.labels)} labels"
-            raise self._fault(row, f"{len(texts)} options but {label_count}; name them with data.labels=[A, B, ...]")
-        pairs = zip(self.labels, texts, strict=False)
+    def _pairs(self, row: TableRow, offered: Any) -> list[tuple[str, str]]:
+        """Name and text of each option; an option without a text is left out."""
+        if isinstance(offered, Mapping):
+            return [(str(name).strip(), str(text).strip()) for name, text in offered.items() if text is not None]
+        if not isinstance(offered, list):
+            raise self._fault(
+                row,
+                f"the options in column {self.columns.options!r} must be texts by name or a list of texts, as JSON if "
+                "the cell is a text; correct the row",
+            )
+        if len(offered) > len(self._places):
+            count = f"{len(self._places)} labels" if self.labels else "only the letters of the alphabet as names"
+            raise self._fault(row, f"{len(offered)} options but {count}; name them with data.labels=[A, B, ...]")
+        pairs = zip(self._places, offered, strict=False)
         return [(name, str(text).strip()) for name, text in pairs if text is not None and str(text).strip()]
 
     def _sections(self, row: TableRow) -> Iterator[Section]:
@@ -286,11 +305,16 @@ class _Reader:
         if value is None or value == "":
             return None
         try:
-            return int(value)
-        except (TypeError, ValueError) as error:
+            level = int(value)
+        except (TypeError, ValueError, OverflowError):
+            level = None
+        if level is None or abs(level) > LARGEST or (isinstance(value, float) and level != value):
             raise self._fault(
-                row, f"column {column!r} holds {value!r:.40}, but data.columns.level must name whole numbers"
-            ) from error
+                row,
+                f"column {column!r} holds {value!r:.40}, but data.columns.level must name whole numbers of at most 18 "
+                "digits; correct the row",
+            )
+        return level
 
     def _optional(self, row: TableRow, column: str | None) -> str:
         value = None if column is None else self._value(row, column)

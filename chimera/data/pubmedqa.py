@@ -266,6 +266,8 @@ def read_json(path: Path) -> Any:
             f"{path}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}"
             f"{'; the file is truncated: download it again' if cut else '; is it the right file?'}"
         ) from error
+    except ValueError as error:
+        raise DataError(f"{path}: a whole number has too many digits to be read; is it the right file?") from error
 
 
 def read_parquet(path: Path) -> list[dict[str, Any]]:

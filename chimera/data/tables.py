@@ -5,8 +5,8 @@ beside the tasks that are made from it.
 """
 
 import csv
-import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from chimera.core.errors import DataError
-from chimera.core.files import place_of_bad_byte
+from chimera.core.files import parse_json, place_of_bad_byte
 from chimera.data.pubmedqa import check_file
 
 CSV, TSV, JSONL, PARQUET = ".csv", ".tsv", (".jsonl", ".ndjson"), ".parquet"
 SUFFIXES = (CSV, TSV, *JSONL, PARQUET)
 DELIMITERS = {CSV: ",", TSV: "\t"}
+DELIMITER_NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+_EXCEL_MARK = ["sep=", ""]
+"""Excel's first line that names the delimiter, as that delimiter divides it."""
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 BATCH = 1000
 """Rows of a Parquet file in memory at a time."""
@@ -74,7 +77,8 @@ def open_table(path: str, subset: str | None = None, split: str = "train") -> Ta
     check_file(file, "give your file, a folder, owner/name of the hub, or data.path=generated")
     suffix = file.suffix.lower()
     if suffix in DELIMITERS:
-        return Table(path, _header(file), lambda _: _csv_rows(file))
+        delimiter = _delimiter(file)
+        return Table(path, _header(file, delimiter), lambda _: _csv_rows(file, delimiter))
     if suffix in JSONL:
         keys = dict.fromkeys(key for row in _json_rows(file) for key in row.values)
         return Table(path, tuple(keys), lambda _: _json_rows(file))
@@ -86,13 +90,28 @@ def open_table(path: str, subset: str | None = None, split: str = "train") -> Ta
     )
 
 
-def _csv_lines(file: Path) -> Iterator[tuple[int, list[str]]]:
+def _delimiter(file: Path) -> str:
+    """What divides the first line into the most columns; the usual one of the type of file if others do as well.
+
+    Spreadsheets of countries with decimal commas write semicolons into CSV files.
+    """
+    csv.field_size_limit(sys.maxsize)
+
+    def columns(delimiter: str) -> int:
+        with file.open(newline="", encoding="utf-8-sig") as opened:
+            return len(next(filter(any, csv.reader(opened, delimiter=delimiter)), []))
+
+    with _readable(file):
+        return max((DELIMITERS[file.suffix.lower()], *DELIMITER_NAMES), key=columns)
+
+
+def _csv_lines(file: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Each record that is not blank, with the number of its last line."""
     with _readable(file), file.open(newline="", encoding="utf-8-sig") as opened:
-        reader = csv.reader(opened, strict=True, delimiter=DELIMITERS[file.suffix.lower()])
+        reader = csv.reader(opened, strict=True, delimiter=delimiter)
         try:
             for fields in reader:
-                if fields:
+                if any(fields) and fields != _EXCEL_MARK:
                     yield reader.line_num, fields
         except csv.Error as error:
             raise DataError(
@@ -100,21 +119,23 @@ def _csv_lines(file: Path) -> Iterator[tuple[int, list[str]]]:
             ) from error
 
 
-def _header(file: Path) -> tuple[str, ...]:
-    _, names = next(_csv_lines(file), (0, []))
+def _header(file: Path, delimiter: str) -> tuple[str, ...]:
+    """The names of the columns; those without a name, which spreadsheets add, are left out."""
+    number, fields = next(_csv_lines(file, delimiter), (0, []))
+    names = [name for name in fields if name.strip()]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise DataError(f"{file}: line 1: column {twice[0]!r} occurs twice; rename one of them")
+        raise DataError(f"{file}: line {number}: column {twice[0]!r} occurs twice; rename one of them")
     return tuple(names)
 
 
-def _csv_rows(file: Path) -> Iterator[TableRow]:
-    lines = _csv_lines(file)
+def _csv_rows(file: Path, delimiter: str) -> Iterator[TableRow]:
+    lines = _csv_lines(file, delimiter)
     _, names = next(lines, (0, []))
     for number, fields in lines:
         if len(fields) != len(names):
             raise DataError(
                 f"{file}: line {number}: {len(fields)} fields, but the first line names {len(names)} columns; put "
-                "texts with commas or line breaks into quotation marks"
+                f"texts with {DELIMITER_NAMES[delimiter]} or line breaks into quotation marks"
             )
         yield TableRow(f"line {number}", dict(zip(names, fields, strict=True)))
 
@@ -125,12 +146,13 @@ def _json_rows(file: Path) -> Iterator[TableRow]:
             if not line.strip():
                 continue
             where = f"line {number}"
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
             try:
-                record = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-            except (json.JSONDecodeError, RecursionError) as error:
-                what = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+                record = parse_json(text)
+            except ValueError as error:
+                what = getattr(error, "msg", error)  # Without the line that JSON counts, which is always the first.
                 raise DataError(
-                    f"{file}: {where}: not valid JSON ({what}); each line must hold one JSON object"
+                    f"{file}: {where}: cannot be read as JSON ({what}); each line must hold one JSON object"
                 ) from error
             if not isinstance(record, dict):
                 raise DataError(f"{file}: {where}: a {type(record).__name__}; each line must hold one JSON object")
@@ -163,7 +185,7 @@ def _parquet_rows(file: Path, columns: Sequence[str]) -> Iterator[TableRow]:
 
         with parquet.ParquetFile(file) as opened:
             for batch in opened.iter_batches(BATCH, columns=list(columns)):
-                for values in batch.to_pylist():
+                for values in batch.to_pylist(maps_as_pydicts="strict"):
                     number += 1
                     yield TableRow(f"row {number}", values)
 
@@ -172,7 +194,7 @@ def _parquet_rows(file: Path, columns: Sequence[str]) -> Iterator[TableRow]:
 def _parquet(file: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError) as error:  # pyarrow's errors are among these
+    except (OSError, ValueError, KeyError) as error:  # pyarrow's errors are among these; a map has a key twice
         raise DataError(
             f"{file}: not a readable Parquet file ({_first_line(error)}); make or download it again"
         ) from error

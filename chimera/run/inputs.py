@@ -12,7 +12,10 @@ from chimera.config.tree import Config
 from chimera.core.errors import RunError
 from chimera.run.hashes import hash_artifact
 
-OF_FOLDER = ("*.safetensors", "*.json", "*.jinja", "**/*.csv", "**/*.tsv", "**/*.jsonl", "**/*.parquet", "**/*.arrow")
+OF_FOLDER = (
+    *("*.safetensors", "*.json", "*.jinja", "additional_chat_templates/*.jinja"),
+    *("**/*.csv", "**/*.tsv", "**/*.jsonl", "**/*.parquet", "**/*.arrow"),
+)
 """The files of a model's or a data set's folder that are read."""
 CREATED = "created"
 

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chimera.core.errors import RunError
+from chimera.serving.embedded.checkpoint import MORE_TEMPLATES
 from chimera.serving.vllm.adapters import ADAPTER, BASE, SETTINGS, TENSORS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-COPIED = ("*.json", "*.jinja", "*.txt", "*.model")
-"""Files of a model folder beside its weights: settings, tokenizer, chat template."""
+COPIED = ("*.json", "*.jinja", MORE_TEMPLATES, "*.txt", "*.model")
+"""Files of a model folder beside its weights: settings, tokenizer, chat templates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,8 @@ def write_model(
         for pattern in COPIED:
             for file in sorted(source.glob(pattern)):
                 if not file.name.endswith(".index.json"):
-                    shutil.copyfile(file, draft / file.name)
+                    (draft / file.relative_to(source)).parent.mkdir(exist_ok=True)
+                    shutil.copyfile(file, draft / file.relative_to(source))
         settings.pop("torch_dtype", None)
         settings["dtype"] = "float32"
         (draft / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")

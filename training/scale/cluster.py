@@ -13,6 +13,8 @@ from chimera.core.errors import ConfigError, RunError
 HEAD_S = 15.0
 """How long the head may be away. Ray itself waits for a minute, and then ends this process without a sentence."""
 CONNECT_S, LOOK_S = 5.0, 1.0
+WORKERS = {"worker_process_setup_hook": "chimera.core.imports.prefer_own_packages"}
+"""Ray's workers import from the working directory first, which may have folders of the same names."""
 
 
 class Membership:
@@ -93,7 +95,7 @@ def _join(cluster: ClusterConfig) -> str:
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
     try:
-        ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
+        ray.init(address=cluster.address, runtime_env=WORKERS, log_to_driver=False, configure_logging=False)
     except (OSError, ValueError, RuntimeError, RayError) as error:
         raise RunError(
             f"the Ray cluster at cluster.address={cluster.address} cannot be joined ({first_line(error)}): start a "

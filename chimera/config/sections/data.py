@@ -1,7 +1,7 @@
 """The section `data`: where tasks come from, which columns hold what, which answers they offer, and the split."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -23,7 +23,11 @@ class ColumnsConfig(ConfigSection):
     """Which columns (or JSON keys) of your data hold the parts of a task. A dot leads into a nested record."""
 
     goal: str | None = Field(default=None, min_length=1, description="the question; null: 'goal', or else 'question'")
-    label: str | None = Field(default=None, min_length=1, description="the right answer; null: 'label'")
+    label: str | None = Field(
+        default=None,
+        min_length=1,
+        description="the right answer, or its place in a list of options, counted from 0; null: 'label'",
+    )
     context: Columns = Field(
         default=None,
         description="the abstract: a text, a list of texts, or texts by heading; or a list of columns, whose names are "
@@ -34,8 +38,8 @@ class ColumnsConfig(ConfigSection):
     )
     options: Columns = Field(
         default=None,
-        description="the answers to choose from: texts by name, or a list of texts that data.labels names; or a list "
-        "of columns, as many as data.labels; null: 'options' if there is one",
+        description="the answers to choose from: texts by name, or a list of texts or of columns, which data.labels "
+        "names, or else A, B, C and so on; null: 'options' if there is one",
     )
     long_answer: str | None = Field(
         default=None,
@@ -97,6 +101,13 @@ class DataConfig(ConfigSection):
     test_share: Annotated[float, When.unset("test_ids")] = Field(
         default=0.2, gt=0, lt=1, description="share of tasks for reports, which no decision uses"
     )
+
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _texts(cls, value: Any) -> Any:
+        """YAML reads labels such as 0 and 1 as numbers."""
+        is_list = isinstance(value, list | tuple)
+        return tuple(str(label) if type(label) is int else label for label in value) if is_list else value
 
     @field_validator("labels")
     @classmethod

@@ -37,6 +37,8 @@ CALL_PROBE = re.compile(
 )
 PLAIN_CALLS = ToolStyle(between="\n", raw_arguments=True)
 """Calls of templates that render none, as `dialogue.manners` writes them."""
+PROBE_TOOL = {"type": "function", "function": {"name": "probe", "description": "", "parameters": {"type": "object"}}}
+"""Offered with the probe: a model may have a template of its own for conversations with tools."""
 PLACEHOLDER = re.compile("\ue000[0-9a-f]{16}\ue001")
 """Replaces the text of a control token while the chat template is rendered."""
 
@@ -220,7 +222,7 @@ class ChatFormat:
                 {"role": "assistant", "content": "", "tool_calls": [call, call]},
             ]
             try:
-                match = CALL_PROBE.search(self._render(turns, []))
+                match = CALL_PROBE.search(self._render(turns, [PROBE_TOOL]))
             except BadRequest:
                 continue
             if match is not None:

@@ -30,6 +30,8 @@ BUNDLED = ("nano", "nano_synthesis")
 """The names of the bundled models."""
 TOKENIZER_FILE = "tokenizer.json"
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
+TEMPLATE_FILE, MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates/*.jinja"
+TOOL_TEMPLATE = "tool_use"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 """Weight files that can run code when they are read. They are never read."""
 GENERATION = "generation_config.json"
@@ -313,18 +315,38 @@ def _check_sizes(sizes: Mapping[str, Sequence[int]], shape: Shape, folder: Path)
 
 
 def _template(folder: Path, tokenizer_settings: dict[str, Any]) -> str:
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        try:
-            return file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{file} cannot be read ({error}): save the model's tokenizer again") from error
-    template = tokenizer_settings.get("chat_template")
-    if not isinstance(template, str):
+    """The chat template; of several with names, `tool_use` where tools are offered and else `default`.
+
+    As in transformers, the files of a folder count before what tokenizer_config.json holds.
+    """
+    files = {"default": folder / TEMPLATE_FILE} | {file.stem: file for file in folder.glob(MORE_TEMPLATES)}
+    templates = {name: _read_template(file) for name, file in files.items() if file.is_file()}
+    templates = templates or _named_templates(tokenizer_settings.get("chat_template"))
+    if "default" not in templates:
+        others = f" named 'default', only {', '.join(sorted(templates))}" if templates else ""
         raise ConfigError(
-            f"{folder} has no chat template (chat_template.jinja or tokenizer_config.json): it cannot chat"
+            f"{folder} has no chat template{others} ({TEMPLATE_FILE} or tokenizer_config.json): it cannot chat"
         )
-    return template
+    if TOOL_TEMPLATE not in templates:
+        return templates["default"]
+    # Jinja drops a line's end after a tag and one at the very end; "+" keeps the spaces before a tag.
+    tools, plain = (templates[name].removesuffix("\n") for name in (TOOL_TEMPLATE, "default"))
+    return f"{{% if tools %}}\n{tools}{{%+ else %}}\n{plain}{{%+ endif %}}"
+
+
+def _named_templates(value: Any) -> dict[str, str]:
+    """The chat templates in tokenizer_config.json by name: one text, a list of named ones, or texts by name."""
+    if isinstance(value, list):
+        value = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
+    named = value if isinstance(value, dict) else {"default": value}
+    return {name: text for name, text in named.items() if isinstance(name, str) and isinstance(text, str)}
+
+
+def _read_template(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read ({error}): save the model's tokenizer again") from error
 
 
 def _mark(token: Any) -> str | None:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from chimera.core.errors import ConfigError
 from chimera.core.files import read_json_object
-from chimera.serving.embedded.checkpoint import WEIGHTS, WEIGHTS_INDEX, check_trainable
+from chimera.serving.embedded.checkpoint import MORE_TEMPLATES, WEIGHTS, WEIGHTS_INDEX, check_trainable
 
 CONFIG = "config.json"
-BESIDE = ("*.json", "*.jinja", "*.txt", "*.model")
+BESIDE = ("*.json", "*.jinja", MORE_TEMPLATES, "*.txt", "*.model")
 """The files beside the weights that vLLM reads."""
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 HEAD_FILE = "lm_head.safetensors"
@@ -35,7 +35,8 @@ def prepare(source: Path, target: Path) -> Path:
     target.mkdir(parents=True)
     further = {file for pattern in BESIDE for file in source.glob(pattern)} - {source / CONFIG, source / WEIGHTS_INDEX}
     for file in further | {source / name for name in places.values()}:
-        (target / file.name).symlink_to(file.resolve())
+        (target / file.relative_to(source)).parent.mkdir(exist_ok=True)
+        (target / file.relative_to(source)).symlink_to(file.resolve())
     if HEAD not in places:
         _write_head(source / _of(places, EMBEDDING, source), target / HEAD_FILE)
         places[HEAD] = HEAD_FILE

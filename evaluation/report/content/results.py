@@ -1,9 +1,10 @@
 """Sections of a report with means and their comparisons."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from chimera.show.blocks import Block, Column, Fold, Heading, Inline, Note, TableBlock, TableLine, Text
+from evaluation.baselines.simple import READER, TFIDF
 from evaluation.report.content.cells import (
     difference_cell,
     interval,
@@ -213,16 +214,23 @@ def baselines_table(report: Report, *, hidden: Collection[str] = (), short: bool
 def _system(report: Report, row: Mapping[str, Any], short: bool) -> TableLine:
     name, final, tasks = row["name"], report["standing"][0], len(report["plan"]["tasks"])
     is_stage = name in report["stages"]
-    cells: list[Inline] = [(f"society {name}" if is_stage else name) if short else row["title"]]
+    means, who = row["means"], (f"society {name}" if is_stage else name) if short else row["title"]
+    cells: list[Inline] = [who if is_stage or means["answered"] else [who, _without_figures(name, means["errors"])]]
     for metric in ("alignment", "macro_f1"):
         href = f"#{slug(name)}.{metric}" if is_stage else f"#pairs-{slug(f'{name}:{final}')}"
-        cells.append(mean_cell(row["means"].get(metric), "share", tasks, href))
+        cells.append(mean_cell(means.get(metric), "share", tasks, href))
     cells += [amount(row["calls"]), amount(row["tokens"])]
     if is_stage:
         outcome = report["outcomes"][name]
         return TableLine([*cells, str(outcome["count"] - outcome["failed"])])
-    errors = [Text(f"{count} × {why}", "quiet", small=True) for why, count in row["means"]["errors"].items()]
-    return TableLine([*cells, [str(row["means"]["answered"]), *errors]])
+    errors = [Text(f"{count} × {why}", "quiet", small=True) for why, count in means["errors"].items()]
+    return TableLine([*cells, [str(means["answered"]), *errors]])
+
+
+def _without_figures(name: str, errors: Iterable[str]) -> Text:
+    """Why a baseline has no figures, beside its name."""
+    what = "not fitted" if name in (TFIDF, READER) else "no answers"
+    return Text(f"{what}: {'; '.join(errors)}", "quiet", small=True)
 
 
 def levels(report: Report) -> Iterator[Block]:

@@ -56,13 +56,57 @@ def test_a_command_begins_without_what_only_unix_has(module):
     assert ended.returncode == 0, ended.stderr
 
 
-def test_another_package_of_the_same_name_is_named(tmp_path):
-    planted = tmp_path / "site" / "agents"
-    planted.mkdir(parents=True)
-    (planted / "__init__.py").write_text('"""Agents of somebody else."""\n')
-    ended = python("-m", "chimera", "config", path=[planted.parent, ROOT], cwd=tmp_path)
+IMPORTS = """
+from chimera.core.cli import run_command
+def main(argv):
+    import agents.roles, evaluation.report, training.learning
+    from chimera.core.imports import load_named
+    print(load_named("mine:NAME", "x"))
+    load_named(argv[0], "tool 'x'")
+run_command(main)
+"""
+
+
+def plant(folder: Path, form: str) -> None:
+    """Put others' things with the names of Chimera's packages into a folder, and a user's own module."""
+    (folder / "mine.py").write_text("NAME = 'mine'\n")
+    for name in ("agents", "evaluation", "training"):
+        if form == "file":
+            (folder / f"{name}.py").write_text('"""Of somebody else."""\n')
+            continue
+        (folder / name).mkdir()
+        if form == "package":
+            (folder / name / "__init__.py").write_text('"""Of somebody else."""\n')
+
+
+@pytest.mark.parametrize("form", ["folder", "package", "file"])
+def test_chimeras_own_packages_come_before_others_of_their_names(tmp_path, form):
+    plant(tmp_path, form)
+    ended = python("-c", IMPORTS, "agents.mine:Tool", path=[tmp_path, ROOT], cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (2, "mine\n")
+    assert all(part in ended.stderr for part in ("agents.mine", "Chimera's own", str(tmp_path), "another name"))
+    child = ("chimera.processes.child", str(os.getpid()), "chimera.config.command", "gather.tasks")
+    ended = python("-m", *child, path=[tmp_path, ROOT], cwd=tmp_path)
+    assert (ended.returncode, "gather.tasks" in ended.stdout) == (0, True), ended.stderr
+
+
+def test_a_package_of_the_same_name_that_is_imported_already_is_named(tmp_path):
+    plant(tmp_path, "package")
+    code = "import agents\nfrom chimera.core.cli import run_command\nrun_command(lambda argv: None)"
+    ended = python("-c", code, path=[tmp_path, ROOT], cwd=tmp_path)
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.startswith(f"error: the package 'agents' in {planted} belongs to another program and not to")
+    assert ended.stderr.startswith(f"error: the package 'agents' in {tmp_path / 'agents'} belongs to another program")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
+def test_what_a_terminal_cannot_show_is_replaced(encoding, monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", encoding)
+    code = (
+        "from chimera.core.cli import run_command\nrun_command(lambda argv: print('caf\\xe9 \\u201cso\\u201d \\u4e2d'))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=ROOT, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    assert ended.stdout == "café “so” 中\n".encode(encoding, "replace")
 
 
 def test_a_package_that_another_distribution_has_overwritten_is_noticed(tmp_path):

@@ -69,6 +69,12 @@ def read(path: Path, *, columns=None, **settings) -> list[ResearchTask]:
             "d.tsv",
             csv_of(ROWS).replace('","', '"\t"').replace("id,question,context,label", "id\tquestion\tcontext\tlabel"),
         ),
+        ("d.csv", csv_of(ROWS).replace('","', '";"').replace("id,question,context,label", "id;question;context;label")),
+        (
+            "d.csv",
+            "sep=|\n" + csv_of(ROWS).replace('","', '"|"').replace("id,question,context,", "id|question|context|"),
+        ),
+        ("d.csv", csv_of([{**row, "": "", " ": ""} for row in ROWS]) + ",,,,,\n"),
         ("d.jsonl", jsonl_of(ROWS)),
         ("d.ndjson", "\n" + jsonl_of(ROWS).replace("\n", "\n\n")),
         ("d.parquet", ROWS),
@@ -204,6 +210,24 @@ def test_contexts_may_be_lists_and_records(tmp_path, context):
     assert [section.text for section in task.context] == ["Bread.", "Butter."]
 
 
+def test_a_map_of_parquet_is_a_record(tmp_path):
+    texts = pyarrow.array(
+        [[("Aim", "Bread."), ("Result", "Butter.")]], pyarrow.map_(pyarrow.string(), pyarrow.string())
+    )
+    table = pyarrow.table({"question": ["Why?"], "label": ["yes"], "context": texts})
+    parquet.write_table(table, tmp_path / "d.parquet")
+    (task,) = read(tmp_path / "d.parquet")
+    assert task.context == (Section("Aim", "Bread."), Section("Result", "Butter."))
+    (task,) = read(tmp_path / "d.parquet", columns={"context": "context.Result"})
+    assert task.context == (Section("", "Butter."),)
+
+
+def test_a_cell_may_be_long(tmp_path):
+    abstract = "Pain was lower. " * 20_000
+    (task,) = read(written(tmp_path, "d.csv", csv_of([{**ROWS[0], "context": abstract}])))
+    assert task.context == (Section("", abstract.strip()),)
+
+
 @pytest.mark.parametrize(
     ("options", "columns", "labels"),
     [
@@ -220,6 +244,35 @@ def test_options_are_read_in_every_usual_form(tmp_path, options, columns, labels
     path = written(tmp_path, "d.jsonl", [{"question": "Which?", "label": "b", **options}])
     (task,) = read(path, columns=columns, labels=labels)
     assert (task.label, task.options) == ("B", (Option("A", "iron"), Option("B", "zinc")))
+
+
+@pytest.mark.parametrize("name", ["d.jsonl", "d.parquet"])
+@pytest.mark.parametrize(
+    ("label", "labels", "name_of_zinc"),
+    [
+        (1, None, "B"),
+        (1.0, None, "B"),
+        ("1", None, "B"),
+        ("b", None, "B"),
+        (1, ("X", "Y", "Z"), "Y"),
+        (1, (0, 1, 2), "1"),
+        (2, (1, 2, 3), "2"),
+    ],
+)
+def test_a_label_may_be_the_place_in_a_list_of_options(tmp_path, name, label, labels, name_of_zinc):
+    rows = [{"question": "Which?", "choices": ["iron", "zinc", "tin"], "answer": label}]
+    mcq = [{"question": "Which?", "opa": "iron", "opb": "zinc", "opc": "tin", "answer": label}]
+    for content, options in ((rows, "choices"), (mcq, ("opa", "opb", "opc"))):
+        path = written(tmp_path, name, content)
+        (task,) = read(path, columns={"options": options, "label": "answer"}, labels=labels)
+        assert {option.name: option.text for option in task.options}[task.label] == "zinc"
+        assert task.label == name_of_zinc
+
+
+@pytest.mark.parametrize(("value", "level"), [(7, 7), ("7", 7), (7.0, 7)])
+def test_levels_are_whole_numbers(tmp_path, value, level):
+    (task,) = read(written(tmp_path, "d.jsonl", [{**ROWS[0], "year": value}]), columns={"level": "year"})
+    assert task.level == level
 
 
 def test_labels_without_texts_are_the_options_of_every_task(tmp_path):
@@ -303,11 +356,43 @@ FAULTS = [
         {"labels": ("A", "C")},
         ("line 1", "'B'", "data.labels", "A, C", "add it"),
     ),
+    *(
+        ("d.jsonl", [{"question": "Why?", "options": ["x", "y"], "label": label}], {}, ("line 1", repr(label), "A, B"))
+        for label in (2, -1, 0.5, True, "C", "12")
+    ),
     (
         "d.jsonl",
-        [{"question": "Why?", "options": ["x", "y"], "label": "A"}],
+        [{"question": "Why?", "options": ["x", "y"], "label": 0}],
+        {"labels": ("1", "2")},
+        ("line 1", "0", "1, 2"),
+    ),
+    (
+        "d.jsonl",
+        [{"question": "Why?", "options": ["x"] * 27, "label": 3}],
         {},
-        ("line 1", "2 options", "data.labels=[A, B, ...]"),
+        ("line 1", "27 options", "data.labels=[A, B, ...]"),
+    ),
+    *(
+        ("d.jsonl", f'{{"question": "Why?", "label": "yes", "year": {level}}}', {"columns": {"level": "year"}}, problem)
+        for level, problem in (
+            ("Infinity", ("line 1", "column 'year'", "inf", "data.columns.level")),
+            ("NaN", ("line 1", "column 'year'", "nan", "data.columns.level")),
+            ("2.5", ("line 1", "column 'year'", "2.5", "data.columns.level")),
+            ("1" * 400, ("line 1", "column 'year'", "1" * 40, "data.columns.level")),
+            ("1" * 5000, ("line 1", "4,300 digits")),
+        )
+    ),
+    (
+        "d.parquet",
+        [{**ROWS[0], "year": float("inf")}],
+        {"columns": {"level": "year"}},
+        ("row 1", "column 'year'", "inf", "data.columns.level"),
+    ),
+    (
+        "d.csv",
+        "question;label\nWhy; though?;yes\n",
+        {},
+        ("line 2", "3 fields", "2 columns", "semicolons"),
     ),
     (
         "d.jsonl",
@@ -422,6 +507,8 @@ def test_own_test_ids_are_not_called_official(tmp_path):
     ("override", "problem"),
     [
         ("data.labels=[A, A]", ("data.labels", "once")),
+        ("data.labels=[1, '1']", ("data.labels", "once")),
+        ("data.labels=[0.5, 1]", ("data.labels", "0.5", "text")),
         ("data.labels=[A, none]", ("data.labels", "'none'")),
         ("data.labels=[A, '']", ("data.labels", "empty")),
         ("data.columns.context=[]", ("data.columns.context", "must name a column")),
@@ -431,6 +518,12 @@ def test_own_test_ids_are_not_called_official(tmp_path):
 def test_settings_that_cannot_work_are_refused(override, problem):
     with refused(ConfigError, problem):
         load_config(None, ["data.path=d.csv", override])
+
+
+def test_numbers_may_be_labels(tmp_path):
+    (tmp_path / "c.yaml").write_text("data:\n  path: d.csv\n  labels: [0, 1, 2, 3]\n")
+    for config in (load_config(tmp_path / "c.yaml"), load_config(None, ["data.path=d.csv", "data.labels=[0,1,2,3]"])):
+        assert config.data.labels == ("0", "1", "2", "3")
 
 
 @pytest.mark.parametrize("path", ["generated", "hub"])

@@ -1,6 +1,8 @@
 """Chat templates, control tokens in untrusted text, tool calls: conversations to ids and text to messages."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from message_kit import refused
 from tokenizers import Tokenizer
 
+from chimera.core.errors import ConfigError
 from chimera.serving.embedded.chat import ChatFormat, parse_answer
 from chimera.serving.embedded.checkpoint import load_language
 from chimera.serving.embedded.grammar import ToolStyle, schema_grammar, tools_grammar
@@ -452,3 +455,62 @@ def test_a_template_that_begins_with_the_models_first_token_gets_it(serving_mode
         found == theirs.apply_chat_template(CONVERSATION[:2], add_generation_prompt=True, return_dict=True)["input_ids"]
     )
     assert found[:2] == [found[0]] * 2
+
+
+PLAIN_TEMPLATE = """
+  {% macro mark(text) %}P{{ text }}{% endmacro %}
+{% for message in messages %}
+  {{ mark(message.content) }}
+{% endfor %}
+ \n"""
+TOOLS_TEMPLATE = """{%- macro mark(text) -%}T{{ text }}{%- endmacro -%}
+{{ tools | length }}{% for message in messages %}{{ mark(message.content) }}{% endfor %}
+"""
+NAMED = {"default": PLAIN_TEMPLATE, "tool_use": TOOLS_TEMPLATE, "rag": "{{ documents }}"}
+
+
+def place_templates(folder: Path, form: str, templates: dict[str, str]) -> None:
+    """Give a model folder these chat templates and no other."""
+    (folder / "chat_template.jinja").unlink()
+    file = folder / "tokenizer_config.json"
+    settings = json.loads(file.read_text())
+    settings.pop("chat_template", None)
+    if form == "list":
+        settings["chat_template"] = [{"name": name, "template": text} for name, text in templates.items()]
+    elif form == "mapping":
+        settings["chat_template"] = templates
+    else:
+        (folder / "additional_chat_templates").mkdir()
+        for name, text in templates.items():
+            place = "chat_template" if name == "default" else f"additional_chat_templates/{name}"
+            (folder / f"{place}.jinja").write_text(text)
+    file.write_text(json.dumps(settings))
+
+
+@pytest.mark.parametrize("form", ["list", "mapping", "files"])
+def test_of_named_templates_the_same_is_used_as_in_transformers(serving_model, tmp_path, form):
+    from transformers import AutoTokenizer
+
+    shutil.copytree(serving_model(), tmp_path, dirs_exist_ok=True)
+    place_templates(tmp_path, form, NAMED)
+    language = load_language(tmp_path)
+    chat = ChatFormat(language.template, language.tokenizer, language.marks)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    for tools in ([], [TOOL]):
+        expected = theirs.apply_chat_template(CONVERSATION[:2], tools=tools or None, return_dict=True)["input_ids"]
+        assert chat.encode(asked(*CONVERSATION[:2]), tools) == expected
+
+
+def test_calls_are_written_as_the_template_for_tools_writes_them(serving_model, tmp_path, chat):
+    shutil.copytree(serving_model(), tmp_path, dirs_exist_ok=True)
+    usual = (tmp_path / "chat_template.jinja").read_text()
+    place_templates(tmp_path, "list", {"default": PLAIN_TEMPLATE, "tool_use": usual})
+    language = load_language(tmp_path)
+    assert ChatFormat(language.template, language.tokenizer, language.marks).tool_style == chat.tool_style
+
+
+def test_named_templates_without_a_default_are_refused_by_their_names(serving_model, tmp_path):
+    shutil.copytree(serving_model(), tmp_path, dirs_exist_ok=True)
+    place_templates(tmp_path, "files", {"tool_use": TOOLS_TEMPLATE})
+    with refused(ConfigError, tmp_path, "chat template", "'default'", "tool_use"):
+        load_language(tmp_path)

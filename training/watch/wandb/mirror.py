@@ -64,7 +64,10 @@ class Mirror:
         self._folder = run.path / "wandb"
         self._closing, self._abandoned = threading.Event(), threading.Event()
         self._service: WandbService | None = None
-        self._rest = "metrics.jsonl has it all"
+        self._rest = (
+            f"{run.path / 'metrics.jsonl'} has it all: a start with --resume sends it, and one with --resume "
+            f"wandb.mode=offline writes it to {self._folder}, from where wandb sync sends it later"
+        )
         self._thread = threading.Thread(target=self._work, args=(modes,), name="wandb", daemon=True)
         self._thread.start()
 
