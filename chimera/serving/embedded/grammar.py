@@ -8,11 +8,13 @@ import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from chimera.serving.embedded.protocol import BadRequest
+from chimera.serving.embedded.schemas.closed import UnsupportedSchema, closed_schema
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -41,7 +43,7 @@ class ToolStyle:
 
 def schema_grammar(schema: Mapping[str, Any]) -> str:
     """A grammar that accepts exactly the compact JSON values of `schema`."""
-    return f"%llguidance {{}}\nstart: {_json(schema)}\n"
+    return f"%llguidance {{}}\nstart: {_json(schema, 'response_format')}\n"
 
 
 def tools_grammar(
@@ -66,22 +68,39 @@ def tools_grammar(
     if must_call:
         lines.append(f"start: {calls}")
     elif answer is not None:
-        lines += [f"start: {calls} | answer", f"answer: {_json(answer)}"]
+        lines += [f"start: {calls} | answer", f"answer: {_json(answer, 'response_format')}"]
     else:
         lines += [f"start: TEXT ({calls})?", "TEXT: /(.|\\n)*/"]
     lines.append("call: " + " | ".join(f"call_{index}" for index in range(len(tools))))
     for index, tool in enumerate(tools):
         function = tool["function"]
         head = f'{style.before}{{"name"{style.colon}"{function["name"]}"{style.comma}"arguments"{style.colon}'
-        parameters = function.get("parameters") or {"type": "object", "properties": {}, "additionalProperties": False}
-        body = _json(parameters, colon=style.argument_colon, comma=style.argument_comma)
+        body = _json(
+            function.get("parameters") or {},
+            f"tools.{index}.function.parameters",
+            arguments=True,
+            colon=style.argument_colon,
+            comma=style.argument_comma,
+        )
         lines.append(f"call_{index}: {OPEN} {_text(head)} {body} {_text('}' + style.after)} {CLOSE}")
     return "\n".join(lines) + "\n"
 
 
-def _json(schema: Mapping[str, Any], *, colon: str = ":", comma: str = ",") -> str:
+def _json(
+    schema: Mapping[str, Any], subject: str, *, arguments: bool = False, colon: str = ":", comma: str = ","
+) -> str:
+    """A grammar's rule for the values of `schema`; `subject` is the part of a request that has it."""
+    try:
+        rewritten = json.loads(_rewritten(json.dumps(schema), arguments))
+    except (UnsupportedSchema, RecursionError) as error:
+        raise BadRequest(f"{subject}: {error}", param=subject.partition(".")[0]) from error
     options = {"whitespace_flexible": False, "key_separator": colon, "item_separator": comma}
-    return "%json " + json.dumps({**schema, "x-guidance": options})
+    return "%json " + json.dumps({**rewritten, "x-guidance": options})
+
+
+@lru_cache(CACHED_GRAMMARS)
+def _rewritten(schema: str, arguments: bool) -> str:
+    return json.dumps(closed_schema(json.loads(schema), arguments=arguments))
 
 
 def _text(text: str) -> str:

@@ -1,0 +1,156 @@
+"""What can be told from schemas alone: values that a schema refuses, and schemas that share no value."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jsonschema.validators import Draft202012Validator, validator_for
+from referencing import Registry, Resource
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT202012
+
+KINDS: Mapping[str, type] = {"null": type(None), "array": list, "object": dict}
+TYPES = ("null", "boolean", "number", "string", "array", "object")
+DEEPEST = 9
+"""Levels of a schema that are looked into; nothing is claimed about those below."""
+LIMITS: Mapping[str, tuple[str, str, int]] = {
+    "minimum": ("number", "exclusiveMaximum", 0),
+    "maximum": ("number", "exclusiveMinimum", 0),
+    "minLength": ("string", "maxLength", -1),
+    "maxLength": ("string", "minLength", 1),
+    "minItems": ("array", "maxItems", -1),
+    "maxItems": ("array", "minItems", 1),
+}
+"""The type that a limit is for, the keyword of its opposite, and how that one's number differs."""
+
+
+class Document:
+    """A whole JSON schema, in which references are resolved."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        resource = Resource.from_contents(root, default_specification=DRAFT202012)
+        self._resolver = Registry().resolver_with_root(resource)
+        self._validator = validator_for(root, default=Draft202012Validator)(root)
+
+    def resolve(self, reference: Any) -> Any:
+        """The schema that a $ref names; raises Unresolvable if this document has none."""
+        return self._resolver.lookup(str(reference)).contents
+
+    def negation(self, schema: Any, depth: int = DEEPEST) -> Any:
+        """A schema of values that `schema` refuses: some of them, all where possible; False if none are known."""
+        if isinstance(schema, bool):
+            return not schema
+        if not depth:
+            return False
+        return any_of([refused for key in schema for refused in self._refused(key, schema[key], depth - 1)])
+
+    def _refused(self, key: str, value: Any, depth: int) -> list[Any]:
+        """Schemas of values that one keyword refuses."""
+        match key:
+            case "not":
+                return [value]
+            case "$ref":
+                return [self.negation(self.resolve(value), depth)]
+            case "allOf":
+                return [self.negation(part, depth) for part in value]
+            case "anyOf" | "oneOf":
+                parts = [self.negation(part, depth) for part in value]
+                return [] if False in parts else [{"allOf": parts}]
+            case "type":
+                return [{"type": _other_types({value} if isinstance(value, str) else set(value))}]
+            case "const" | "enum":
+                return _other_values([value] if key == "const" else value)
+            case "required":
+                return [{"type": "object", "properties": {name: False}} for name in value]
+            case "properties":
+                parts = {name: self.negation(part, depth) for name, part in value.items()}
+                return [
+                    {"type": "object", "properties": {name: part}, "required": [name]}
+                    for name, part in parts.items()
+                    if part is not False
+                ]
+            case _ if key in LIMITS and isinstance(value, int | float):
+                kind, opposite, more = LIMITS[key]
+                return [{"type": kind, opposite: value + more}] if value + more >= 0 or kind == "number" else []
+            case _:
+                return []
+
+    def disjoint(self, left: Any, right: Any, depth: int = DEEPEST) -> bool:
+        """True only if no value is valid against both schemas."""
+        if left is False or right is False:
+            return True
+        if left is True or right is True or not depth:
+            return False
+        for schema, other in ((left, right), (right, left)):
+            literals = literals_of(schema)
+            every = [schema.get(key) for key in ("anyOf", "oneOf") if schema.get(key)]
+            each = [*schema.get("allOf", ()), *([self.resolve(schema["$ref"])] if "$ref" in schema else [])]
+            if (
+                (literals is not None and not any(self._accepts(other, value) for value in literals))
+                or any(all(self.disjoint(option, other, depth - 1) for option in options) for options in every)
+                or any(self.disjoint(part, other, depth - 1) for part in each)
+            ):
+                return True
+        common = _types(left) & _types(right)
+        return not common or (
+            common == {"object"}
+            and any(
+                self.disjoint(_property(left, name), _property(right, name), depth - 1)
+                for name in {*left.get("required", ()), *right.get("required", ())}
+            )
+        )
+
+    def _accepts(self, schema: Any, value: Any) -> bool:
+        """False only if `value` is not valid against `schema`: what cannot be checked is accepted."""
+        try:
+            return self._validator.evolve(schema=schema).is_valid(value)
+        except (re.error, Unresolvable):
+            return True
+
+
+def any_of(options: Sequence[Any]) -> Any:
+    """One schema for all `options`; False if there are none."""
+    possible = [option for option in options if option is not False]
+    return {"anyOf": possible} if len(possible) > 1 else possible[0] if possible else False
+
+
+def literals_of(schema: Mapping[str, Any]) -> list[Any] | None:
+    """The values that a schema lists, if it does."""
+    return [schema["const"]] if "const" in schema else schema.get("enum")
+
+
+def _types(schema: Mapping[str, Any]) -> set[str]:
+    types = schema.get("type", TYPES)
+    return {"number" if kind == "integer" else kind for kind in ([types] if isinstance(types, str) else types)}
+
+
+def _other_types(types: set[str]) -> list[str]:
+    return [kind for kind in TYPES if kind not in types and not (kind == "number" and "integer" in types)]
+
+
+def _property(schema: Mapping[str, Any], name: str) -> Any:
+    """The schema of one property, or True."""
+    closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
+    return schema.get("properties", {}).get(name, not closed)
+
+
+def _other_values(literals: Sequence[Any]) -> list[Any]:
+    """Schemas of the values that are none of `literals`, without other arrays or objects than these."""
+    numbers = [value for value in literals if isinstance(value, int | float) and not isinstance(value, bool)]
+    patterns = [{"pattern": _other_text(value)} for value in literals if isinstance(value, str)]
+    ranges = [any_of([{"exclusiveMaximum": number}, {"exclusiveMinimum": number}]) for number in numbers]
+    truths = [value for value in (True, False) if all(value is not literal for literal in literals)]
+    kinds = {name for name, kind in KINDS.items() if any(isinstance(value, kind) for value in literals)}
+    return [
+        {"type": [kind for kind in TYPES if kind not in kinds | {"boolean", "number", "string"}]},
+        {"type": "string", "allOf": patterns},
+        {"type": "number", "allOf": ranges},
+        *([{"enum": truths}] if truths else []),
+    ]
+
+
+def _other_text(text: str) -> str:
+    """A regular expression for every text but `text`."""
+    rest = r"(.|\n)"
+    parts = [f"{re.escape(text[:end])}([^{re.escape(text[end])}]{rest}*)?" for end in range(len(text))]
+    return f"^({'|'.join([*parts, f'{re.escape(text)}{rest}+'])})$"
