@@ -1,5 +1,6 @@
 """Rewrites a JSON schema with the keywords that llguidance compiles, and closes its objects."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, permutations
@@ -8,7 +9,7 @@ from typing import Any
 
 from referencing.exceptions import Unresolvable
 
-from chimera.serving.embedded.schemas.logic import Document, any_of, literals_of
+from chimera.serving.embedded.schemas.logic import Document, any_of, literals_of, types_of
 
 COMPILED = frozenset(
     "type const enum required minItems maxItems minProperties maxProperties minLength maxLength pattern "
@@ -21,6 +22,13 @@ REFUSED = frozenset("contains unevaluatedItems $dynamicRef $recursiveRef".split(
 DEPENDENCIES = frozenset("dependencies dependentRequired dependentSchemas".split())
 PARTS = DEPENDENCIES | frozenset("allOf anyOf oneOf not if then else $ref".split())
 """Keywords whose schemas are for the same value as the schema that has them."""
+ASSERTED = (
+    COMPILED
+    | PARTS
+    | frozenset("properties patternProperties additionalProperties propertyNames unevaluatedProperties".split())
+    | frozenset("items prefixItems additionalItems uniqueItems format".split())
+)
+"""All keywords that are no annotations."""
 MOST_LISTS = 330
 """The most lists of different items that are written out."""
 
@@ -56,7 +64,7 @@ def closed_schema(schema: Mapping[str, Any], *, arguments: bool = False) -> dict
     if arguments and root.keys() <= {"type", "title", "description", "$schema"}:
         root["properties"] = {}
     rewriting = _Rewriting(root)
-    rewritten = rewriting.rewrite(root, "#", {})
+    rewritten = rewriting.rewrite(rewriting.root, "#", {})
     return {**rewritten, "$defs": rewriting.definitions}
 
 
@@ -65,7 +73,9 @@ class _Rewriting:
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._document = Document(root)
-        self._defined: dict[tuple[str, bool], str] = {}
+        self.root = self._document.root
+        self._defined: dict[str, str] = {}
+        self._inlined: tuple[str, ...] = ()
         self.definitions: dict[str, Any] = {}
 
     def rewrite(self, schema: Any, place: str, others: Names | None) -> Any:
@@ -86,14 +96,16 @@ class _Rewriting:
             if more := self._parts(key, value, schema, f"{place}/{key}"):
                 core.setdefault("allOf", [])  # Properties are written in the order of the keywords.
                 parts += more
-        if others is not None and self._says(schema):
+        if others is not None and (others or schema.keys() & ASSERTED != {"$ref"}) and self._says(schema):
             others = None
         if others is None and schema.get("unevaluatedProperties", True) is not True:
             raise UnsupportedSchema("unevaluatedProperties", place)
         if others is not None:
             others = others | self._named({key: schema[key] for key in schema if key not in PARTS})
+        if core.keys() == {"type", "allOf"} and any(self._document.types(part) <= types_of(core) for part, _ in parts):
+            del core["type"]  # llguidance cannot combine a $ref with anything where it refers to itself.
         if core.keys() == {"allOf"} and len(parts) == 1:
-            return self._part(*parts[0], others)
+            return self._part(*parts[0], others, alone=True)
         rest: list[Names | None] = [None] * len(parts)
         if others is not None:
             named = [self._named(part) for part, _ in parts]
@@ -111,30 +123,56 @@ class _Rewriting:
             core["allOf"] = [self._part(*part, names) for part, names in zip(parts, rest, strict=True)]
         return core
 
-    def _part(self, part: Any, place: str, others: Names | None) -> Any:
-        """One part of a value's schema, rewritten; see `_parts`."""
+    def _part(self, part: Any, place: str, others: Names | None, *, alone: bool = False) -> Any:
+        """One part of a value's schema, rewritten; see `_parts`. It may be all of the schema."""
         if not isinstance(part, dict) or len(part) > 1 or not part.keys() & {"$ref", "anyOf"}:
             return self.rewrite(part, place, others)
         if "anyOf" in part:
             return {"anyOf": [self.rewrite(part, f"{place}/{i}", others) for i, part in enumerate(part["anyOf"])]}
-        closed = _closed({}, others | self._named(part)) if others and not self._says(part) else {}
-        key = part["$ref"], others is not None and not others
+        reference = str(part["$ref"])
+        target = self._resolve(reference, place)
+        if alone and others == {}:
+            return self._definition(reference, target, reference)
+        if reference in self._inlined:
+            raise UnsupportedSchema("$ref", place, "refers to itself")
+        # llguidance cannot combine a $ref with others where it refers to itself, so its target is written out.
+        self._inlined += (reference,)
+        rewritten = self.rewrite(target, reference, others)
+        self._inlined = self._inlined[:-1]
+        return rewritten
+
+    def _location(self, schema: Any, place: str) -> Any:
+        """The schema of a property or item, rewritten; as a definition if it is written out of several parts."""
+        asserted = schema.keys() & ASSERTED if isinstance(schema, dict) else set()
+        if asserted in ({"$ref"}, {"anyOf"}) or not _refers(schema):
+            return self.rewrite(schema, place, {})
+        return self._definition(json.dumps(schema), schema, place)
+
+    def _definition(self, key: str, schema: Any, place: str) -> dict[str, str]:
         if key not in self._defined:
             self._defined[key] = str(len(self._defined))
-            target = self._resolve(part["$ref"], place)
-            self.definitions[self._defined[key]] = self.rewrite(target, part["$ref"], {} if key[1] else None)
-        return {"$ref": f"#/$defs/{self._defined[key]}", **closed}
+            inlined, self._inlined = self._inlined, ()
+            self.definitions[self._defined[key]] = self.rewrite(schema, place, {})
+            self._inlined = inlined
+        return {"$ref": f"#/$defs/{self._defined[key]}"}
 
     def _keyword(self, key: str, value: Any, schema: Mapping[str, Any], place: str) -> dict[str, Any]:
         """The keyword as it stands in the rewritten schema; empty if it is a part of the value or an annotation."""
         if key in REFUSED or (key == "unevaluatedProperties" and not isinstance(value, bool)):
             raise UnsupportedSchema(key, place)
-        if key in ("properties", "patternProperties"):
-            return {key: {name: self.rewrite(part, f"{place}/{name}", {}) for name, part in value.items()}}
+        if key == "properties":
+            patterns = schema.get("patternProperties", {}).items()
+            plain = {  # What a pattern says too need not be said again.
+                name: any(part == other and re.search(pattern, name) for pattern, other in patterns) or part
+                for name, part in value.items()
+            }
+            return {key: {name: self._location(part, f"{place}/{name}") for name, part in plain.items()}}
+        if key == "patternProperties":
+            return {key: {name: self._location(part, f"{place}/{name}") for name, part in value.items()}}
         if key == "prefixItems" or (key == "items" and isinstance(value, list)):
-            return {key: [self.rewrite(part, f"{place}/{index}", {}) for index, part in enumerate(value)]}
+            return {key: [self._location(part, f"{place}/{index}") for index, part in enumerate(value)]}
         if key in ("additionalProperties", "additionalItems", "items"):
-            return {key: self.rewrite(value, place, {})}
+            return {key: self._location(value, place)}
         if key == "uniqueItems" and value is True and schema.get("maxItems") not in (0, 1):
             return {"enum": self._different(schema, place)}
         return {key: value} if key in COMPILED or (key == "format" and value in FORMATS) else {}
@@ -147,7 +185,7 @@ class _Rewriting:
             case "anyOf" | "$ref":
                 return [({key: value}, place)]
             case "oneOf":
-                part = any_of(list(self._exclusive(value, place)))
+                part = any_of(list(self._exclusive(value, schema, place)))
             case "not":
                 part = self._refusing(value, place)
             case "if" if schema.keys() & {"then", "else"}:
@@ -163,20 +201,27 @@ class _Rewriting:
         return [(part, place)]
 
     def _refusing(self, schema: Any, place: str) -> Any:
+        """A schema of values that `schema` refuses; raises UnsupportedSchema if none are known."""
         if (refusing := self._document.negation(schema)) is False and schema not in (True, {}):
             raise UnsupportedSchema(place.rpartition("/")[2], place)
         return refusing
 
-    def _exclusive(self, options: Sequence[Any], place: str) -> Iterator[Any]:
-        """The options of a oneOf, each without what other options accept."""
+    def _exclusive(self, options: Sequence[Any], schema: Mapping[str, Any], place: str) -> Iterator[Any]:
+        """The options of the oneOf of `schema`, each without what other options accept."""
+        rest = {key: value for key, value in schema.items() if key != "oneOf"}
         for index, option in enumerate(options):
+            whole = {"allOf": [rest, option]}
             overlapping = [
                 other
                 for position, other in enumerate(options)
-                if position != index and not self._document.disjoint(option, other)
+                if position != index and not self._document.disjoint(whole, other)
             ]
             refusing = [self._refusing(other, place) for other in overlapping]
-            yield False if False in refusing else {"allOf": [option, *refusing]} if refusing else option
+            possible = [
+                any_of([part for part in _options(each) if not self._document.disjoint(whole, part)])
+                for each in refusing
+            ]
+            yield False if False in possible else {"allOf": [option, *possible]} if possible else option
 
     def _different(self, schema: Mapping[str, Any], place: str) -> list[list[Any]]:
         """All lists of different items, or those in the order of the enum if they are too many."""
@@ -255,6 +300,18 @@ def _with(name: str, need: Any) -> dict[str, Any]:
     if isinstance(need, str | list):
         return {"required": [name, *([need] if isinstance(need, str) else need)]}
     return {"allOf": [{"required": [name]}, need]}
+
+
+def _options(schema: Any) -> list[Any]:
+    """The schemas of which a negation is any."""
+    return schema["anyOf"] if isinstance(schema, dict) and schema.keys() == {"anyOf"} else [schema]
+
+
+def _refers(schema: Any) -> bool:
+    """True if `schema`, or a part of it for the same value, has a $ref."""
+    if isinstance(schema, dict):
+        return any(key == "$ref" or (key in PARTS and _refers(value)) for key, value in schema.items())
+    return isinstance(schema, list) and any(map(_refers, schema))
 
 
 def _branches(part: Any) -> bool:

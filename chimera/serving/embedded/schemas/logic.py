@@ -13,6 +13,9 @@ KINDS: Mapping[str, type] = {"null": type(None), "array": list, "object": dict}
 TYPES = ("null", "boolean", "number", "string", "array", "object")
 DEEPEST = 9
 """Levels of a schema that are looked into; nothing is claimed about those below."""
+LEGACY = re.compile("draft-0[3-7]")
+"""Dialects of JSON schema in which a $ref stands alone: keywords at its side are ignored."""
+NOT_IGNORED = frozenset(("$ref", "$schema", "$id", "id", "$defs", "definitions"))
 LIMITS: Mapping[str, tuple[str, str, int]] = {
     "minimum": ("number", "exclusiveMaximum", 0),
     "maximum": ("number", "exclusiveMinimum", 0),
@@ -28,9 +31,10 @@ class Document:
     """A whole JSON schema, in which references are resolved."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
-        resource = Resource.from_contents(root, default_specification=DRAFT202012)
+        self.root = _without_ignored(root) if LEGACY.search(str(root.get("$schema"))) else root
+        resource = Resource.from_contents(self.root, default_specification=DRAFT202012)
         self._resolver = Registry().resolver_with_root(resource)
-        self._validator = validator_for(root, default=Draft202012Validator)(root)
+        self._validator = validator_for(root, default=Draft202012Validator)(self.root)
 
     def resolve(self, reference: Any) -> Any:
         """The schema that a $ref names; raises Unresolvable if this document has none."""
@@ -81,24 +85,44 @@ class Document:
             return True
         if left is True or right is True or not depth:
             return False
-        for schema, other in ((left, right), (right, left)):
-            literals = literals_of(schema)
-            every = [schema.get(key) for key in ("anyOf", "oneOf") if schema.get(key)]
-            each = [*schema.get("allOf", ()), *([self.resolve(schema["$ref"])] if "$ref" in schema else [])]
-            if (
-                (literals is not None and not any(self._accepts(other, value) for value in literals))
-                or any(all(self.disjoint(option, other, depth - 1) for option in options) for options in every)
-                or any(self.disjoint(part, other, depth - 1) for part in each)
-            ):
-                return True
-        common = _types(left) & _types(right)
+        lefts, rights = self._conjuncts(left, depth), self._conjuncts(right, depth)
+        if False in lefts or False in rights:
+            return True
+        for schemas, other in ((lefts, right), (rights, left)):
+            for schema in schemas:
+                literals = literals_of(schema)
+                if literals is not None and not any(self._accepts(other, value) for value in literals):
+                    return True
+                for key in schema.keys() & {"anyOf", "oneOf"}:
+                    if all(self.disjoint(option, other, depth - 1) for option in schema[key]):
+                        return True
+        common = set(TYPES).intersection(*(types_of(schema) for schema in (*lefts, *rights)))
+        required = {name for schema in (*lefts, *rights) for name in schema.get("required", ())}
         return not common or (
             common == {"object"}
             and any(
-                self.disjoint(_property(left, name), _property(right, name), depth - 1)
-                for name in {*left.get("required", ()), *right.get("required", ())}
+                self.disjoint(_property(schema, name), _property(other, name), depth - 1)
+                for name in required
+                for schema in lefts
+                for other in rights
             )
         )
+
+    def types(self, schema: Any, depth: int = DEEPEST) -> set[str]:
+        """Types of which all values of `schema` are."""
+        types = set(TYPES)
+        for conjunct in self._conjuncts(schema, depth):
+            types &= types_of(conjunct) if conjunct else set()
+            for key in conjunct.keys() & {"anyOf", "oneOf"} if conjunct else ():
+                types &= set().union(*(self.types(option, depth - 1) for option in conjunct[key]))
+        return types
+
+    def _conjuncts(self, schema: Any, depth: int) -> list[Any]:
+        """The schemas, without allOf and $ref, that all hold where `schema` does; what is True is left out."""
+        if isinstance(schema, bool) or not depth:
+            return [False] if schema is False else []
+        parts = [*schema.get("allOf", ()), *([self.resolve(schema["$ref"])] if "$ref" in schema else [])]
+        return [schema, *(conjunct for part in parts for conjunct in self._conjuncts(part, depth - 1))]
 
     def _accepts(self, schema: Any, value: Any) -> bool:
         """False only if `value` is not valid against `schema`: what cannot be checked is accepted."""
@@ -106,6 +130,20 @@ class Document:
             return self._validator.evolve(schema=schema).is_valid(value)
         except (re.error, Unresolvable):
             return True
+
+
+def _without_ignored(schema: Any) -> Any:
+    """`schema` without the keywords that LEGACY dialects ignore."""
+    if isinstance(schema, list):
+        return [_without_ignored(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    ignoring = isinstance(schema.get("$ref"), str)
+    return {
+        key: value if key in ("const", "enum", "default", "examples") else _without_ignored(value)
+        for key, value in schema.items()
+        if not ignoring or key in NOT_IGNORED
+    }
 
 
 def any_of(options: Sequence[Any]) -> Any:
@@ -119,7 +157,8 @@ def literals_of(schema: Mapping[str, Any]) -> list[Any] | None:
     return [schema["const"]] if "const" in schema else schema.get("enum")
 
 
-def _types(schema: Mapping[str, Any]) -> set[str]:
+def types_of(schema: Mapping[str, Any]) -> set[str]:
+    """The types that a schema's own keyword allows."""
     types = schema.get("type", TYPES)
     return {"number" if kind == "integer" else kind for kind in ([types] if isinstance(types, str) else types)}
 
