@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 CACHED_GRAMMARS = 64
+MOST_OF_ERROR = 200
 MAX_SPELLED = 32
 """Longest token, in bytes, that is tried when text is written with ordinary tokens."""
 
@@ -132,7 +133,9 @@ class Grammars:
         if compiled is None:
             compiled = self._llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
             if error := compiled.get_error():
-                raise BadRequest(f"{subject}: the JSON schema cannot constrain decoding: {error}", param=subject)
+                # The error's later lines hold the whole grammar.
+                reason = error.partition("\n")[0].rpartition("failed to compile JSON schema: ")[2][:MOST_OF_ERROR]
+                raise BadRequest(f"{subject}: the JSON schema cannot constrain decoding: {reason}", param=subject)
             self._cache[grammar] = compiled
             while len(self._cache) > CACHED_GRAMMARS:
                 self._cache.popitem(last=False)

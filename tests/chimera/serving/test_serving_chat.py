@@ -107,7 +107,7 @@ def test_templates_tell_how_they_write_calls(chat, tokenizer):
 
 def test_a_call_comes_back_as_the_tokens_it_was_generated_with(chat, tokenizer):
     text = '<tool_call>{"name":"literature_search","arguments":{"query":"p=0.01, \\"x\\""}}</tool_call>'
-    call = parse_answer(text, tools_offered=True).calls[0]
+    call = parse_answer(text, ["f", "g", "literature_search"]).calls[0]
     turn = {
         "role": "assistant",
         "content": None,
@@ -166,7 +166,7 @@ def test_text_parts_are_joined(chat):
 def test_calls_are_taken_out_of_text():
     first, second = '{"name":"f","arguments":{"a":1}}', '{"name":"g","arguments":{}}'
     text = f"I look.\n<tool_call>{first}</tool_call>\n<tool_call>\n{second}\n</tool_call>"
-    answer = parse_answer(text, tools_offered=True)
+    answer = parse_answer(text, ["f", "g", "literature_search"])
     assert answer.content == "I look."
     assert [(call.name, call.arguments) for call in answer.calls] == [("f", '{"a":1}'), ("g", "{}")]
 
@@ -182,13 +182,13 @@ def test_calls_are_taken_out_of_text():
     ],
 )
 def test_what_is_no_call_stays_content(text):
-    assert parse_answer(text, tools_offered=True).content == text
-    assert parse_answer(text, tools_offered=True).calls == ()
+    assert parse_answer(text, ["f", "g", "literature_search"]).content == text
+    assert parse_answer(text, ["f", "g", "literature_search"]).calls == ()
 
 
 def test_without_tools_nothing_is_a_call():
     text = '<tool_call>{"name":"f","arguments":{}}</tool_call>'
-    assert parse_answer(text, tools_offered=False).content == text
+    assert parse_answer(text, []).content == text
 
 
 # --- grammars: what they accept, byte by byte, apart from any model

@@ -1,6 +1,5 @@
 """Rewrites a JSON schema with the keywords that llguidance compiles, and closes its objects."""
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, permutations
@@ -9,7 +8,7 @@ from typing import Any
 
 from referencing.exceptions import Unresolvable
 
-from chimera.serving.embedded.schemas.logic import Document, any_of, literals_of, types_of
+from chimera.serving.embedded.schemas.logic import Document, any_of, literals_of
 
 COMPILED = frozenset(
     "type const enum required minItems maxItems minProperties maxProperties minLength maxLength pattern "
@@ -22,13 +21,6 @@ REFUSED = frozenset("contains unevaluatedItems $dynamicRef $recursiveRef".split(
 DEPENDENCIES = frozenset("dependencies dependentRequired dependentSchemas".split())
 PARTS = DEPENDENCIES | frozenset("allOf anyOf oneOf not if then else $ref".split())
 """Keywords whose schemas are for the same value as the schema that has them."""
-ASSERTED = (
-    COMPILED
-    | PARTS
-    | frozenset("properties patternProperties additionalProperties propertyNames unevaluatedProperties".split())
-    | frozenset("items prefixItems additionalItems uniqueItems format".split())
-)
-"""All keywords that are no annotations."""
 MOST_LISTS = 330
 """The most lists of different items that are written out."""
 
@@ -74,8 +66,7 @@ class _Rewriting:
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._document = Document(root)
         self.root = self._document.root
-        self._defined: dict[str, str] = {}
-        self._inlined: tuple[str, ...] = ()
+        self._defined: dict[tuple[str, bool], str] = {}
         self.definitions: dict[str, Any] = {}
 
     def rewrite(self, schema: Any, place: str, others: Names | None) -> Any:
@@ -96,16 +87,14 @@ class _Rewriting:
             if more := self._parts(key, value, schema, f"{place}/{key}"):
                 core.setdefault("allOf", [])  # Properties are written in the order of the keywords.
                 parts += more
-        if others is not None and (others or schema.keys() & ASSERTED != {"$ref"}) and self._says(schema):
+        if others is not None and self._says(schema):
             others = None
         if others is None and schema.get("unevaluatedProperties", True) is not True:
             raise UnsupportedSchema("unevaluatedProperties", place)
         if others is not None:
             others = others | self._named({key: schema[key] for key in schema if key not in PARTS})
-        if core.keys() == {"type", "allOf"} and any(self._document.types(part) <= types_of(core) for part, _ in parts):
-            del core["type"]  # llguidance cannot combine a $ref with anything where it refers to itself.
         if core.keys() == {"allOf"} and len(parts) == 1:
-            return self._part(*parts[0], others, alone=True)
+            return self._part(*parts[0], others)
         rest: list[Names | None] = [None] * len(parts)
         if others is not None:
             named = [self._named(part) for part, _ in parts]
@@ -123,56 +112,30 @@ class _Rewriting:
             core["allOf"] = [self._part(*part, names) for part, names in zip(parts, rest, strict=True)]
         return core
 
-    def _part(self, part: Any, place: str, others: Names | None, *, alone: bool = False) -> Any:
-        """One part of a value's schema, rewritten; see `_parts`. It may be all of the schema."""
+    def _part(self, part: Any, place: str, others: Names | None) -> Any:
+        """One part of a value's schema, rewritten; see `_parts`."""
         if not isinstance(part, dict) or len(part) > 1 or not part.keys() & {"$ref", "anyOf"}:
             return self.rewrite(part, place, others)
         if "anyOf" in part:
             return {"anyOf": [self.rewrite(part, f"{place}/{i}", others) for i, part in enumerate(part["anyOf"])]}
-        reference = str(part["$ref"])
-        target = self._resolve(reference, place)
-        if alone and others == {}:
-            return self._definition(reference, target, reference)
-        if reference in self._inlined:
-            raise UnsupportedSchema("$ref", place, "refers to itself")
-        # llguidance cannot combine a $ref with others where it refers to itself, so its target is written out.
-        self._inlined += (reference,)
-        rewritten = self.rewrite(target, reference, others)
-        self._inlined = self._inlined[:-1]
-        return rewritten
-
-    def _location(self, schema: Any, place: str) -> Any:
-        """The schema of a property or item, rewritten; as a definition if it is written out of several parts."""
-        asserted = schema.keys() & ASSERTED if isinstance(schema, dict) else set()
-        if asserted in ({"$ref"}, {"anyOf"}) or not _refers(schema):
-            return self.rewrite(schema, place, {})
-        return self._definition(json.dumps(schema), schema, place)
-
-    def _definition(self, key: str, schema: Any, place: str) -> dict[str, str]:
+        closed = _closed({}, others | self._named(part)) if others and not self._says(part) else {}
+        key = part["$ref"], others is not None and not others
         if key not in self._defined:
             self._defined[key] = str(len(self._defined))
-            inlined, self._inlined = self._inlined, ()
-            self.definitions[self._defined[key]] = self.rewrite(schema, place, {})
-            self._inlined = inlined
-        return {"$ref": f"#/$defs/{self._defined[key]}"}
+            target = self._resolve(part["$ref"], place)
+            self.definitions[self._defined[key]] = self.rewrite(target, part["$ref"], {} if key[1] else None)
+        return {"$ref": f"#/$defs/{self._defined[key]}", **closed}
 
     def _keyword(self, key: str, value: Any, schema: Mapping[str, Any], place: str) -> dict[str, Any]:
         """The keyword as it stands in the rewritten schema; empty if it is a part of the value or an annotation."""
         if key in REFUSED or (key == "unevaluatedProperties" and not isinstance(value, bool)):
             raise UnsupportedSchema(key, place)
-        if key == "properties":
-            patterns = schema.get("patternProperties", {}).items()
-            plain = {  # What a pattern says too need not be said again.
-                name: any(part == other and re.search(pattern, name) for pattern, other in patterns) or part
-                for name, part in value.items()
-            }
-            return {key: {name: self._location(part, f"{place}/{name}") for name, part in plain.items()}}
-        if key == "patternProperties":
-            return {key: {name: self._location(part, f"{place}/{name}") for name, part in value.items()}}
+        if key in ("properties", "patternProperties"):
+            return {key: {name: self.rewrite(part, f"{place}/{name}", {}) for name, part in value.items()}}
         if key == "prefixItems" or (key == "items" and isinstance(value, list)):
-            return {key: [self._location(part, f"{place}/{index}") for index, part in enumerate(value)]}
+            return {key: [self.rewrite(part, f"{place}/{index}", {}) for index, part in enumerate(value)]}
         if key in ("additionalProperties", "additionalItems", "items"):
-            return {key: self._location(value, place)}
+            return {key: self.rewrite(value, place, {})}
         if key == "uniqueItems" and value is True and schema.get("maxItems") not in (0, 1):
             return {"enum": self._different(schema, place)}
         return {key: value} if key in COMPILED or (key == "format" and value in FORMATS) else {}
@@ -305,13 +268,6 @@ def _with(name: str, need: Any) -> dict[str, Any]:
 def _options(schema: Any) -> list[Any]:
     """The schemas of which a negation is any."""
     return schema["anyOf"] if isinstance(schema, dict) and schema.keys() == {"anyOf"} else [schema]
-
-
-def _refers(schema: Any) -> bool:
-    """True if `schema`, or a part of it for the same value, has a $ref."""
-    if isinstance(schema, dict):
-        return any(key == "$ref" or (key in PARTS and _refers(value)) for key, value in schema.items())
-    return isinstance(schema, list) and any(map(_refers, schema))
 
 
 def _branches(part: Any) -> bool:
