@@ -94,7 +94,8 @@ def _json(
     try:
         rewritten = json.loads(_rewritten(json.dumps(schema), arguments))
     except (UnsupportedSchema, RecursionError) as error:
-        raise BadRequest(f"{subject}: {error}", param=subject.partition(".")[0]) from error
+        reason = "the JSON schema is nested too deeply" if isinstance(error, RecursionError) else error
+        raise BadRequest(f"{subject}: {reason}", param=subject.partition(".")[0]) from None
     options = {"whitespace_flexible": False, "key_separator": colon, "item_separator": comma}
     return "%json " + json.dumps({**rewritten, "x-guidance": options})
 
@@ -133,8 +134,9 @@ class Grammars:
         if compiled is None:
             compiled = self._llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
             if error := compiled.get_error():
-                # The error's later lines hold the whole grammar.
-                reason = error.partition("\n")[0].rpartition("failed to compile JSON schema: ")[2][:MOST_OF_ERROR]
+                # The whole grammar follows the reason.
+                reason = error.rpartition("failed to compile JSON schema: ")[2].partition("\n   1 | ")[0]
+                reason = " ".join(reason.split())[:MOST_OF_ERROR]
                 raise BadRequest(f"{subject}: the JSON schema cannot constrain decoding: {reason}", param=subject)
             self._cache[grammar] = compiled
             while len(self._cache) > CACHED_GRAMMARS:

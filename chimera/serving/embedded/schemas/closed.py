@@ -1,6 +1,5 @@
 """Rewrites a JSON schema with the keywords that llguidance compiles, and closes its objects."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, permutations
 from math import comb, perm
@@ -8,26 +7,27 @@ from typing import Any
 
 from referencing.exceptions import Unresolvable
 
-from chimera.serving.embedded.schemas.logic import Document, any_of, literals_of
+from chimera.serving.embedded.schemas.logic import Document, any_of, literals_of, types_of
 
 COMPILED = frozenset(
     "type const enum required minItems maxItems minProperties maxProperties minLength maxLength pattern "
     "minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split()
 )
-"""Keywords that stay as they are."""
 FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid uri".split())
 """Formats that constrain text; others are annotations."""
 REFUSED = frozenset("contains unevaluatedItems $dynamicRef $recursiveRef".split())
 DEPENDENCIES = frozenset("dependencies dependentRequired dependentSchemas".split())
-PARTS = DEPENDENCIES | frozenset("allOf anyOf oneOf not if then else $ref".split())
+BRANCHES = DEPENDENCIES | frozenset("anyOf oneOf if then else".split())
+PARTS = BRANCHES | frozenset("allOf not $ref".split())
 """Keywords whose schemas are for the same value as the schema that has them."""
-MOST_LISTS = 330
-"""The most lists of different items that are written out."""
+UNCOUNTED = frozenset("properties patternProperties additionalProperties maxProperties".split())
+MOST_CHOICES = 330
+"""The most lists or sets of names that are written out."""
 
 Names = dict[tuple[str, str], bool]
-"""A set, in order, of an object's properties: (properties or patternProperties, name or pattern). It has CLOSED if a
-schema names properties otherwise than as required ones."""
-CLOSED: Names = {("", ""): True}
+"""What the parts of an object's schema name, in order: (properties or patternProperties, the name or pattern). CLOSED
+is in it if a part does so otherwise than by `required`, and OPEN if one has additionalProperties."""
+CLOSED, OPEN = ("closed", ""), ("open", "")
 
 
 class UnsupportedSchema(ValueError):
@@ -48,24 +48,29 @@ def closed_schema(schema: Mapping[str, Any], *, arguments: bool = False) -> dict
         arguments: The schema is for a tool's arguments: an object, and an empty one if nothing else is said.
 
     Raises:
-        UnsupportedSchema: A keyword can be neither kept nor replaced.
+        UnsupportedSchema: A keyword can be neither kept nor replaced, or the schema is none.
     """
     root = dict(schema)
     if arguments and not root.keys() & {"type", "$ref", "allOf", "anyOf", "oneOf"}:
         root["type"] = "object"
     if arguments and root.keys() <= {"type", "title", "description", "$schema"}:
         root["properties"] = {}
-    rewriting = _Rewriting(root)
-    rewritten = rewriting.rewrite(rewriting.root, "#", {})
-    return {**rewritten, "$defs": rewriting.definitions}
+    document = Document(root)
+    try:
+        rewriting = _Rewriting(document)
+        rewritten = rewriting.rewrite(document.root, "#", {})
+    except (AttributeError, TypeError):
+        if (fault := document.fault()) is None:
+            raise
+        raise UnsupportedSchema(*fault) from None
+    return {**(rewritten if isinstance(rewritten, dict) else {"allOf": [rewritten]}), "$defs": rewriting.definitions}
 
 
 class _Rewriting:
     """One schema's rewriting; `definitions` are the targets of its references, rewritten."""
 
-    def __init__(self, root: Mapping[str, Any]) -> None:
-        self._document = Document(root)
-        self.root = self._document.root
+    def __init__(self, document: Document) -> None:
+        self._document = document
         self._defined: dict[tuple[str, bool], str] = {}
         self.definitions: dict[str, Any] = {}
 
@@ -73,12 +78,10 @@ class _Rewriting:
         """`schema` rewritten.
 
         Args:
-            others: Properties that other parts of the same object's schema name; None leaves this part open.
+            others: What other parts of the same object's schema name; None leaves this part open.
         """
         if isinstance(schema, bool):
             return schema
-        if not isinstance(schema, dict):
-            raise UnsupportedSchema("the value", place, "is no JSON schema")
         schema = self._with_listed_names(schema, place)
         core: dict[str, Any] = {}
         parts: list[tuple[Any, str]] = []
@@ -87,30 +90,28 @@ class _Rewriting:
             if more := self._parts(key, value, schema, f"{place}/{key}"):
                 core.setdefault("allOf", [])  # Properties are written in the order of the keywords.
                 parts += more
-        if others is not None and self._says(schema):
+        plain = self._named({key: schema[key] for key in schema if key not in PARTS})
+        named = [self._named(part) for part, _ in parts]
+        if others is not None and not any(OPEN in names for names in (plain, *named)):
+            others = others | plain
+        else:
             others = None
-        if others is None and schema.get("unevaluatedProperties", True) is not True:
-            raise UnsupportedSchema("unevaluatedProperties", place)
-        if others is not None:
-            others = others | self._named({key: schema[key] for key in schema if key not in PARTS})
+            if schema.get("unevaluatedProperties") is False:
+                raise UnsupportedSchema("unevaluatedProperties", place)
+        implied = core.keys() == {"type", "allOf"} and "integer" not in core["type"]
+        if implied and any(self._document.types(part) <= types_of(core) for part, _ in parts):
+            del core["type"]  # llguidance cannot combine a $ref with anything where it refers to itself.
         if core.keys() == {"allOf"} and len(parts) == 1:
             return self._part(*parts[0], others)
         rest: list[Names | None] = [None] * len(parts)
         if others is not None:
-            named = [self._named(part) for part, _ in parts]
-            fixed = others
             for (part, _), names in zip(parts, named, strict=True):
-                fixed = fixed if _branches(part) else fixed | names
-            branching = [index for index, names in enumerate(named) if not names.keys() <= fixed.keys()]
-            for index in branching:
-                rest[index] = fixed
-                for other in branching:
-                    rest[index] = rest[index] | (named[other] if other != index else {})
-            if not branching:
-                core = _closed(core, fixed)
-        if parts:
-            core["allOf"] = [self._part(*part, names) for part, names in zip(parts, rest, strict=True)]
-        return core
+                others = others if _branches(part) else others | names
+            new = [index for index, names in enumerate(named) if not names.keys() <= others.keys()]
+            for index in new:
+                rest[index] = {name: True for names in (others, *(named[i] for i in new if i != index)) for name in names}
+            core = core if new else _closed(core, others)
+        return core | ({"allOf": [self._part(*part, rest[i]) for i, part in enumerate(parts)]} if parts else {})
 
     def _part(self, part: Any, place: str, others: Names | None) -> Any:
         """One part of a value's schema, rewritten; see `_parts`."""
@@ -118,7 +119,7 @@ class _Rewriting:
             return self.rewrite(part, place, others)
         if "anyOf" in part:
             return {"anyOf": [self.rewrite(part, f"{place}/{i}", others) for i, part in enumerate(part["anyOf"])]}
-        closed = _closed({}, others | self._named(part)) if others and not self._says(part) else {}
+        closed = _closed({}, others | self._named(part)) if others else {}
         key = part["$ref"], others is not None and not others
         if key not in self._defined:
             self._defined[key] = str(len(self._defined))
@@ -130,6 +131,10 @@ class _Rewriting:
         """The keyword as it stands in the rewritten schema; empty if it is a part of the value or an annotation."""
         if key in REFUSED or (key == "unevaluatedProperties" and not isinstance(value, bool)):
             raise UnsupportedSchema(key, place)
+        if key == "maxProperties" and _is_closed(schema) and value >= len(schema["properties"]):
+            return {}
+        if key == "minProperties" and self._parts(key, value, schema, place):
+            return {}
         if key in ("properties", "patternProperties"):
             return {key: {name: self.rewrite(part, f"{place}/{name}", {}) for name, part in value.items()}}
         if key == "prefixItems" or (key == "items" and isinstance(value, list)):
@@ -146,19 +151,25 @@ class _Rewriting:
             case "allOf":
                 return [(part, f"{place}/{index}") for index, part in enumerate(value)]
             case "anyOf" | "$ref":
-                return [({key: value}, place)]
+                part = {key: value}
             case "oneOf":
                 part = any_of(list(self._exclusive(value, schema, place)))
+            case "minProperties" if schema.keys() & UNCOUNTED == {"properties"} or _is_closed(schema):
+                # llguidance counts properties only where all that are named are required.
+                required = schema.get("required", ())
+                optional = [name for name in schema.get("properties", ()) if name not in required]
+                more = max(value - len(required), 0)
+                if comb(len(optional), more) > MOST_CHOICES or more > len(optional):
+                    return []
+                part = any_of([{"required": list(names)} for names in combinations(optional, more)])
             case "not":
                 part = self._refusing(value, place)
             case "if" if schema.keys() & {"then", "else"}:
                 otherwise = {"allOf": [self._refusing(value, place), schema.get("else", True)]}
                 part = any_of([{"allOf": [value, schema.get("then", True)]}, otherwise])
             case _ if key in DEPENDENCIES:
-                return [
-                    (any_of([{"properties": {name: False}}, _with(name, need)]), f"{place}/{name}")
-                    for name, need in value.items()
-                ]
+                needs = [(_with(name, need), f"{place}/{name}", name) for name, need in value.items()]
+                return [(any_of([{"properties": {name: False}}, need]), place) for need, place, name in needs]
             case _:
                 return []
         return [(part, place)]
@@ -174,12 +185,11 @@ class _Rewriting:
         rest = {key: value for key, value in schema.items() if key != "oneOf"}
         for index, option in enumerate(options):
             whole = {"allOf": [rest, option]}
-            overlapping = [
-                other
+            refusing = [
+                self._refusing(other, place)
                 for position, other in enumerate(options)
                 if position != index and not self._document.disjoint(whole, other)
             ]
-            refusing = [self._refusing(other, place) for other in overlapping]
             possible = [
                 any_of([part for part in _options(each) if not self._document.disjoint(whole, part)])
                 for each in refusing
@@ -190,31 +200,25 @@ class _Rewriting:
         """All lists of different items, or those in the order of the enum if they are too many."""
         items = schema.get("items")
         items = self._resolve(items["$ref"], place) if isinstance(items, dict) and "$ref" in items else items
-        values = literals_of(items) if isinstance(items, dict) else None
-        if values is None:
+        if (values := literals_of(items) if isinstance(items, dict) else None) is None:
             raise UnsupportedSchema("uniqueItems", place, "can be enforced for the items of an enum alone: leave it out")
         sizes = range(schema.get("minItems", 0), min(schema.get("maxItems", len(values)), len(values)) + 1)
         for arranged, count in ((permutations, perm), (combinations, comb)):
-            if sum(count(len(values), size) for size in sizes) <= MOST_LISTS:
+            if sum(count(len(values), size) for size in sizes) <= MOST_CHOICES:
                 return [list(chosen) for size in sizes for chosen in arranged(values, size)]
-        raise UnsupportedSchema("uniqueItems", place, f"allows more than {MOST_LISTS} lists: leave it out")
+        raise UnsupportedSchema("uniqueItems", place, f"allows more than {MOST_CHOICES} lists: leave it out")
 
     def _with_listed_names(self, schema: Mapping[str, Any], place: str) -> dict[str, Any]:
-        """`schema` without propertyNames: they become its properties or their pattern."""
-        schema = dict(schema)
-        names = schema.pop("propertyNames", True)
+        """`schema` without propertyNames, which become its properties."""
+        rest = dict(schema)
+        names = rest.pop("propertyNames", True)
         names = self._resolve(names["$ref"], place) if isinstance(names, dict) and "$ref" in names else names
         if names is True or names.keys() <= {"type", "title", "description"}:
-            return schema
-        allowed, rest, named = literals_of(names), schema.get("additionalProperties", True), schema.get("properties", {})
-        if "patternProperties" in schema or (allowed is None and names.keys() - {"type"} != {"pattern"}):
+            return rest
+        if (allowed := literals_of(names)) is None or "patternProperties" in rest:
             raise UnsupportedSchema("propertyNames", place)
-        if allowed is not None:
-            changes = {"properties": {name: named.get(name, rest) for name in allowed}}
-        else:
-            kept = {name: part for name, part in named.items() if re.search(names["pattern"], name)}
-            changes = {"properties": kept, "patternProperties": {names["pattern"]: rest}}
-        return schema | changes | {"additionalProperties": False}
+        named, other = rest.get("properties", {}), rest.get("additionalProperties", True)
+        return rest | {"properties": {name: named.get(name, other) for name in allowed}, "additionalProperties": False}
 
     def _resolve(self, reference: Any, place: str) -> Any:
         try:
@@ -223,39 +227,33 @@ class _Rewriting:
             raise UnsupportedSchema(f"$ref {str(reference)[:80]!r}", place, "names no part of this schema") from error
 
     def _named(self, schema: Any, seen: tuple[str, ...] = ()) -> Names:
-        """Properties that `schema` and the parts for the same value name."""
         names: Names = {}
         for key, value in schema.items() if isinstance(schema, dict) else ():
-            if key in ("properties", "patternProperties"):
-                names |= CLOSED | {(key, name): True for name in value}
-            elif key == "required":
-                names |= {("properties", name): True for name in value}
-            elif key == "unevaluatedProperties" and value is False:
-                names |= CLOSED
-            elif key in ("allOf", "anyOf", "oneOf"):
-                for part in value:
-                    names |= self._named(part, seen)
-            elif key in ("if", "then", "else"):
-                names |= self._named(value, seen)
-            elif key in DEPENDENCIES:
-                for name, need in value.items():
-                    names |= self._named(_with(name, need), seen)
-            elif key == "$ref" and value not in seen:
-                names |= self._named(self._resolve(value, "$ref"), (*seen, value))
+            parts: list[Any] = []
+            match key:
+                case "properties" | "patternProperties":
+                    names |= {CLOSED: True, **{(key, name): True for name in value}}
+                case "required":
+                    names |= {("properties", name): True for name in value}
+                case "additionalProperties":
+                    names[OPEN] = True
+                case "unevaluatedProperties":
+                    names[OPEN if value else CLOSED] = True
+                case "allOf" | "anyOf" | "oneOf":
+                    parts = value
+                case "if" | "then" | "else":
+                    parts = [value]
+                case "$ref" if value not in seen:
+                    parts = [self._resolve(value, "#")]
+                    seen = (*seen, value)
+                case _ if key in DEPENDENCIES:
+                    parts = [_with(name, need) for name, need in value.items()]
+                case _:
+                    continue
+            for part in parts:
+                more = self._named(part, seen)
+                names |= {name: True for name in more if name != OPEN or key not in BRANCHES}
         return names
-
-    def _says(self, schema: Any, seen: tuple[str, ...] = ()) -> bool:
-        """True if `schema` says whether its objects have other properties than the named ones."""
-        if not isinstance(schema, dict):
-            return False
-        reference = schema.get("$ref")
-        return (
-            "additionalProperties" in schema
-            or schema.get("unevaluatedProperties") is True
-            or any(self._says(part, seen) for part in schema.get("allOf", ()))
-            or (bool(reference) and reference not in seen
-                and self._says(self._resolve(reference, "$ref"), (*seen, reference)))
-        )
 
 
 def _with(name: str, need: Any) -> dict[str, Any]:
@@ -271,22 +269,25 @@ def _options(schema: Any) -> list[Any]:
 
 
 def _branches(part: Any) -> bool:
-    """True if a part names different properties for different values."""
+    """True if a part can name different properties for different values."""
     if not isinstance(part, dict):
         return False
-    return bool(part.keys() & {"anyOf", "oneOf", "if", *DEPENDENCIES}) or any(map(_branches, part.get("allOf", ())))
+    return bool(part.keys() & BRANCHES) or any(map(_branches, part.get("allOf", ())))
+
+
+def _is_closed(schema: Mapping[str, Any]) -> bool:
+    """True if an object of `schema` has no other properties than the named ones."""
+    return schema.get("additionalProperties") is False and "properties" in schema and "patternProperties" not in schema
 
 
 def _closed(core: dict[str, Any], names: Names) -> dict[str, Any]:
     """`core` for objects that have no properties but `names`."""
-    types = core.get("type", "object")
-    least = core.get("minProperties", 0)
     patterns = any(key == "patternProperties" for key, _ in names)
-    if not names.keys() >= CLOSED.keys() or "object" not in types or (least > len(names) - 1 and not patterns):
+    few = core.get("minProperties", 0) > len(names) - 1 and not patterns
+    if CLOSED not in names or OPEN in names or "object" not in core.get("type", "object") or few:
         return core
-    if not core.keys() & {"type", "const", "enum", "allOf"}:
-        core = {"type": "object", **core}
-    closed: dict[str, Any] = {"properties": {}, **core}
+    closed: dict[str, Any] = {} if core.keys() & {"type", "const", "enum", "allOf"} else {"type": "object"}
+    closed |= {"properties": {}, **core}
     for key in ("properties", "patternProperties") if patterns else ("properties",):
         more = {name: True for kind, name in names if kind == key and name not in core.get(key, {})}
         closed[key] = {**core.get(key, {}), **more}

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jsonschema.exceptions import best_match
 from jsonschema.validators import Draft202012Validator, validator_for
 from referencing import Registry, Resource
 from referencing.exceptions import Unresolvable
@@ -39,6 +40,12 @@ class Document:
     def resolve(self, reference: Any) -> Any:
         """The schema that a $ref names; raises Unresolvable if this document has none."""
         return self._resolver.lookup(str(reference)).contents
+
+    def fault(self) -> tuple[str, str, str] | None:
+        """Keyword, place and fault if this is no JSON schema."""
+        error = best_match(type(self._validator)(type(self._validator).META_SCHEMA).iter_errors(self.root))
+        path = [str(step) for step in error.absolute_path] if error else []
+        return (path[-1] if path else "the schema", "/".join(["#", *path]), error.message[:120]) if error else None
 
     def negation(self, schema: Any, depth: int = DEEPEST) -> Any:
         """A schema of values that `schema` refuses: some of them, all where possible; False if none are known."""
