@@ -223,14 +223,14 @@ def parse_answer(text: str, offered: Collection[str], *, forced: bool = False) -
         name = head["name"] if head else next(iter(offered)) if len(offered) == 1 else None
         written = written_object(text, head.end()) if head else None
         tail = CALL_TAIL.match(text, head.end() + len(written)) if head and written else None
-        if name in offered and written and tail:
+        if name is not None and name in offered and written and tail:
             calls.append(ParsedCall(name, written))
             position = text.find(OPEN, tail.end())
             continue
         if CLOSE in text[position:]:
             return ParsedAnswer(text, ())
-        if forced and name in offered:
-            calls.append(ParsedCall(name, text[head.end() :] if head else ""))
+        if forced and name is not None and name in offered:
+            calls.append(ParsedCall(name, written or (text[head.end() :] if head else "")))
         break
     return ParsedAnswer(text[:start].strip() or None, tuple(calls)) if calls else ParsedAnswer(text, ())
 

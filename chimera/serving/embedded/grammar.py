@@ -133,6 +133,7 @@ class Grammars:
         compiled = self._cache.get(grammar)
         if compiled is None:
             compiled = self._llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
+            compiled.compute_bitmask()  # Some grammars are too large for their first step alone.
             if error := compiled.get_error():
                 # The whole grammar follows the reason.
                 reason = error.rpartition("failed to compile JSON schema: ")[2].partition("\n   1 | ")[0]

@@ -1,28 +1,27 @@
 """Rewrites a JSON schema with the keywords that llguidance compiles, and closes its objects."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import combinations, permutations
 from math import comb, perm
 from typing import Any
 
 from referencing.exceptions import Unresolvable
 
-from chimera.serving.embedded.schemas.logic import Document, any_of, literals_of, types_of
+from chimera.serving.embedded.schemas.logic import Document, any_of, literals_of
 
-COMPILED = frozenset(
-    "type const enum required minItems maxItems minProperties maxProperties minLength maxLength pattern "
-    "minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split()
-)
-FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid uri".split())
+COUNTS = {"minItems", "maxItems", "minProperties", "maxProperties", "minLength", "maxLength"}
+NUMBERS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
+COMPILED = {"type", "const", "enum", "required", "pattern"} | COUNTS | NUMBERS
+FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
 """Formats that constrain text; others are annotations."""
-REFUSED = frozenset("contains unevaluatedItems $dynamicRef $recursiveRef".split())
-DEPENDENCIES = frozenset("dependencies dependentRequired dependentSchemas".split())
-BRANCHES = DEPENDENCIES | frozenset("anyOf oneOf if then else".split())
-PARTS = BRANCHES | frozenset("allOf not $ref".split())
+REFUSED = {"contains", "unevaluatedItems", "$dynamicRef", "$recursiveRef"}
+DEPENDENCIES = {"dependencies", "dependentRequired", "dependentSchemas"}
+BRANCHES = {"anyOf", "oneOf", "if", "then", "else"} | DEPENDENCIES
+PARTS = {"allOf", "not", "$ref"} | BRANCHES
 """Keywords whose schemas are for the same value as the schema that has them."""
-UNCOUNTED = frozenset("properties patternProperties additionalProperties maxProperties".split())
-MOST_CHOICES = 330
-"""The most lists or sets of names that are written out."""
+MOST_CHOICES, MOST_OPTIONS = 130, 300
+"""The most lists or sets of names that are written out, and the most options of a oneOf that are compared."""
 
 Names = dict[tuple[str, str], bool]
 """What the parts of an object's schema name, in order: (properties or patternProperties, the name or pattern). CLOSED
@@ -35,6 +34,10 @@ class UnsupportedSchema(ValueError):
 
     def __init__(self, keyword: str, place: str, reason: str = "cannot be enforced: leave it out") -> None:
         super().__init__(f"{keyword} at {place} {reason}")
+
+
+def _unresolvable(error: Unresolvable, place: str) -> UnsupportedSchema:
+    return UnsupportedSchema(f"$ref {error.ref[:80]!r}", place, "names no part of this schema")
 
 
 def closed_schema(schema: Mapping[str, Any], *, arguments: bool = False) -> dict[str, Any]:
@@ -59,6 +62,8 @@ def closed_schema(schema: Mapping[str, Any], *, arguments: bool = False) -> dict
     try:
         rewriting = _Rewriting(document)
         rewritten = rewriting.rewrite(document.root, "#", {})
+    except Unresolvable as error:
+        raise _unresolvable(error, "#") from error
     except (AttributeError, TypeError):
         if (fault := document.fault()) is None:
             raise
@@ -98,9 +103,6 @@ class _Rewriting:
             others = None
             if schema.get("unevaluatedProperties") is False:
                 raise UnsupportedSchema("unevaluatedProperties", place)
-        implied = core.keys() == {"type", "allOf"} and "integer" not in core["type"]
-        if implied and any(self._document.types(part) <= types_of(core) for part, _ in parts):
-            del core["type"]  # llguidance cannot combine a $ref with anything where it refers to itself.
         if core.keys() == {"allOf"} and len(parts) == 1:
             return self._part(*parts[0], others)
         rest: list[Names | None] = [None] * len(parts)
@@ -109,7 +111,9 @@ class _Rewriting:
                 others = others if _branches(part) else others | names
             new = [index for index, names in enumerate(named) if not names.keys() <= others.keys()]
             for index in new:
-                rest[index] = {name: True for names in (others, *(named[i] for i in new if i != index)) for name in names}
+                rest[index] = others | _joined(
+                    names for other, names in enumerate(named) if other in new and other != index
+                )
             core = core if new else _closed(core, others)
         return core | ({"allOf": [self._part(*part, rest[i]) for i, part in enumerate(parts)]} if parts else {})
 
@@ -127,22 +131,23 @@ class _Rewriting:
             self.definitions[self._defined[key]] = self.rewrite(target, part["$ref"], {} if key[1] else None)
         return {"$ref": f"#/$defs/{self._defined[key]}", **closed}
 
-    def _keyword(self, key: str, value: Any, schema: Mapping[str, Any], place: str) -> dict[str, Any]:
+    def _keyword(self, key: str, value: Any, schema: dict[str, Any], place: str) -> dict[str, Any]:
         """The keyword as it stands in the rewritten schema; empty if it is a part of the value or an annotation."""
-        if key in REFUSED or (key == "unevaluatedProperties" and not isinstance(value, bool)):
+        if key in REFUSED or (key == "unevaluatedProperties" and value not in (True, False)):
             raise UnsupportedSchema(key, place)
-        if key == "maxProperties" and _is_closed(schema) and value >= len(schema["properties"]):
+        uncounted = key == "maxProperties" and schema.get("additionalProperties") is False
+        if uncounted and "patternProperties" not in schema and value >= len(schema.get("properties", ())):
             return {}
         if key == "minProperties" and self._parts(key, value, schema, place):
             return {}
         if key in ("properties", "patternProperties"):
             return {key: {name: self.rewrite(part, f"{place}/{name}", {}) for name, part in value.items()}}
-        if key == "prefixItems" or (key == "items" and isinstance(value, list)):
+        if isinstance(value, list) and key in ("prefixItems", "items"):
             return {key: [self.rewrite(part, f"{place}/{index}", {}) for index, part in enumerate(value)]}
         if key in ("additionalProperties", "additionalItems", "items"):
             return {key: self.rewrite(value, place, {})}
-        if key == "uniqueItems" and value is True and schema.get("maxItems") not in (0, 1):
-            return {"enum": self._different(schema, place)}
+        if key == "uniqueItems":
+            return {"enum": self._different(schema, place)} if value and schema.get("maxItems") not in (0, 1) else {}
         return {key: value} if key in COMPILED or (key == "format" and value in FORMATS) else {}
 
     def _parts(self, key: str, value: Any, schema: Mapping[str, Any], place: str) -> list[tuple[Any, str]]:
@@ -154,12 +159,12 @@ class _Rewriting:
                 part = {key: value}
             case "oneOf":
                 part = any_of(list(self._exclusive(value, schema, place)))
-            case "minProperties" if schema.keys() & UNCOUNTED == {"properties"} or _is_closed(schema):
+            case "minProperties" if not schema.keys() & {"maxProperties", "patternProperties"}:
                 # llguidance counts properties only where all that are named are required.
                 required = schema.get("required", ())
                 optional = [name for name in schema.get("properties", ()) if name not in required]
                 more = max(value - len(required), 0)
-                if comb(len(optional), more) > MOST_CHOICES or more > len(optional):
+                if schema.get("additionalProperties") or not 0 < comb(len(optional), more) <= MOST_CHOICES:
                     return []
                 part = any_of([{"required": list(names)} for names in combinations(optional, more)])
             case "not":
@@ -182,6 +187,8 @@ class _Rewriting:
 
     def _exclusive(self, options: Sequence[Any], schema: Mapping[str, Any], place: str) -> Iterator[Any]:
         """The options of the oneOf of `schema`, each without what other options accept."""
+        if len(options) > MOST_OPTIONS:
+            raise UnsupportedSchema("oneOf", place, f"has more than {MOST_OPTIONS} options: use anyOf")
         rest = {key: value for key, value in schema.items() if key != "oneOf"}
         for index, option in enumerate(options):
             whole = {"allOf": [rest, option]}
@@ -201,7 +208,7 @@ class _Rewriting:
         items = schema.get("items")
         items = self._resolve(items["$ref"], place) if isinstance(items, dict) and "$ref" in items else items
         if (values := literals_of(items) if isinstance(items, dict) else None) is None:
-            raise UnsupportedSchema("uniqueItems", place, "can be enforced for the items of an enum alone: leave it out")
+            raise UnsupportedSchema("uniqueItems", place, "can be kept for the items of an enum alone: leave it out")
         sizes = range(schema.get("minItems", 0), min(schema.get("maxItems", len(values)), len(values)) + 1)
         for arranged, count in ((permutations, perm), (combinations, comb)):
             if sum(count(len(values), size) for size in sizes) <= MOST_CHOICES:
@@ -224,7 +231,7 @@ class _Rewriting:
         try:
             return self._document.resolve(reference)
         except Unresolvable as error:
-            raise UnsupportedSchema(f"$ref {str(reference)[:80]!r}", place, "names no part of this schema") from error
+            raise _unresolvable(error, place) from error
 
     def _named(self, schema: Any, seen: tuple[str, ...] = ()) -> Names:
         names: Names = {}
@@ -244,16 +251,20 @@ class _Rewriting:
                 case "if" | "then" | "else":
                     parts = [value]
                 case "$ref" if value not in seen:
-                    parts = [self._resolve(value, "#")]
+                    with suppress(Unresolvable):  # It is refused when it is rewritten.
+                        parts = [self._document.resolve(value)]
                     seen = (*seen, value)
                 case _ if key in DEPENDENCIES:
                     parts = [_with(name, need) for name, need in value.items()]
                 case _:
                     continue
-            for part in parts:
-                more = self._named(part, seen)
-                names |= {name: True for name in more if name != OPEN or key not in BRANCHES}
+            more = _joined(self._named(part, seen) for part in parts)
+            names |= {name: True for name in more if name != OPEN or key not in BRANCHES}
         return names
+
+
+def _joined(every: Iterable[Names]) -> Names:
+    return {name: True for names in every for name in names}
 
 
 def _with(name: str, need: Any) -> dict[str, Any]:
@@ -273,11 +284,6 @@ def _branches(part: Any) -> bool:
     if not isinstance(part, dict):
         return False
     return bool(part.keys() & BRANCHES) or any(map(_branches, part.get("allOf", ())))
-
-
-def _is_closed(schema: Mapping[str, Any]) -> bool:
-    """True if an object of `schema` has no other properties than the named ones."""
-    return schema.get("additionalProperties") is False and "properties" in schema and "patternProperties" not in schema
 
 
 def _closed(core: dict[str, Any], names: Names) -> dict[str, Any]:

@@ -39,7 +39,10 @@ class Document:
 
     def resolve(self, reference: Any) -> Any:
         """The schema that a $ref names; raises Unresolvable if this document has none."""
-        return self._resolver.lookup(str(reference)).contents
+        try:
+            return self._resolver.lookup(str(reference)).contents
+        except Unresolvable as error:
+            raise Unresolvable(ref=str(reference)) from error
 
     def fault(self) -> tuple[str, str, str] | None:
         """Keyword, place and fault if this is no JSON schema."""
@@ -103,7 +106,7 @@ class Document:
                 for key in schema.keys() & {"anyOf", "oneOf"}:
                     if all(self.disjoint(option, other, depth - 1) for option in schema[key]):
                         return True
-        common = set(TYPES).intersection(*(types_of(schema) for schema in (*lefts, *rights)))
+        common = set(TYPES).intersection(*(_types(schema) for schema in (*lefts, *rights)))
         required = {name for schema in (*lefts, *rights) for name in schema.get("required", ())}
         return not common or (
             common == {"object"}
@@ -115,15 +118,6 @@ class Document:
             )
         )
 
-    def types(self, schema: Any, depth: int = DEEPEST) -> set[str]:
-        """Types of which all values of `schema` are."""
-        types = set(TYPES)
-        for conjunct in self._conjuncts(schema, depth):
-            types &= types_of(conjunct) if conjunct else set()
-            for key in conjunct.keys() & {"anyOf", "oneOf"} if conjunct else ():
-                types &= set().union(*(self.types(option, depth - 1) for option in conjunct[key]))
-        return types
-
     def _conjuncts(self, schema: Any, depth: int) -> list[Any]:
         """The schemas, without allOf and $ref, that all hold where `schema` does; what is True is left out."""
         if isinstance(schema, bool) or not depth:
@@ -133,6 +127,8 @@ class Document:
 
     def _accepts(self, schema: Any, value: Any) -> bool:
         """False only if `value` is not valid against `schema`: what cannot be checked is accepted."""
+        if isinstance(schema, dict) and (literals := literals_of(schema)) is not None and value not in literals:
+            return False
         try:
             return self._validator.evolve(schema=schema).is_valid(value)
         except (re.error, Unresolvable):
@@ -164,8 +160,7 @@ def literals_of(schema: Mapping[str, Any]) -> list[Any] | None:
     return [schema["const"]] if "const" in schema else schema.get("enum")
 
 
-def types_of(schema: Mapping[str, Any]) -> set[str]:
-    """The types that a schema's own keyword allows."""
+def _types(schema: Mapping[str, Any]) -> set[str]:
     types = schema.get("type", TYPES)
     return {"number" if kind == "integer" else kind for kind in ([types] if isinstance(types, str) else types)}
 
