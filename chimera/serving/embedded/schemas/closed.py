@@ -15,7 +15,7 @@ NUMBERS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multip
 COMPILED = {"type", "const", "enum", "required", "pattern"} | COUNTS | NUMBERS
 FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
 """Formats that constrain text; others are annotations."""
-REFUSED = {"contains", "unevaluatedItems", "$dynamicRef", "$recursiveRef"}
+REFUSED = {"contains", "unevaluatedItems", "unevaluatedProperties", "$dynamicRef", "$recursiveRef"}
 DEPENDENCIES = {"dependencies", "dependentRequired", "dependentSchemas"}
 BRANCHES = {"anyOf", "oneOf", "if", "then", "else"} | DEPENDENCIES
 PARTS = {"allOf", "not", "$ref"} | BRANCHES
@@ -97,12 +97,7 @@ class _Rewriting:
                 parts += more
         plain = self._named({key: schema[key] for key in schema if key not in PARTS})
         named = [self._named(part) for part, _ in parts]
-        if others is not None and not any(OPEN in names for names in (plain, *named)):
-            others = others | plain
-        else:
-            others = None
-            if schema.get("unevaluatedProperties") is False:
-                raise UnsupportedSchema("unevaluatedProperties", place)
+        others = None if others is None or any(OPEN in names for names in (plain, *named)) else others | plain
         if core.keys() == {"allOf"} and len(parts) == 1:
             return self._part(*parts[0], others)
         rest: list[Names | None] = [None] * len(parts)
@@ -133,13 +128,16 @@ class _Rewriting:
 
     def _keyword(self, key: str, value: Any, schema: dict[str, Any], place: str) -> dict[str, Any]:
         """The keyword as it stands in the rewritten schema; empty if it is a part of the value or an annotation."""
-        if key in REFUSED or (key == "unevaluatedProperties" and value not in (True, False)):
+        if key in REFUSED:
             raise UnsupportedSchema(key, place)
         uncounted = key == "maxProperties" and schema.get("additionalProperties") is False
         if uncounted and "patternProperties" not in schema and value >= len(schema.get("properties", ())):
             return {}
         if key == "minProperties" and self._parts(key, value, schema, place):
             return {}
+        if key == "minProperties" and value > 1 + len(schema.get("required", ())):
+            # A name may be written twice, and then counts once.
+            raise UnsupportedSchema(key, place, "can be kept for named properties alone: lower it to 1")
         if key in ("properties", "patternProperties"):
             return {key: {name: self.rewrite(part, f"{place}/{name}", {}) for name, part in value.items()}}
         if isinstance(value, list) and key in ("prefixItems", "items"):
@@ -218,6 +216,8 @@ class _Rewriting:
     def _with_listed_names(self, schema: Mapping[str, Any], place: str) -> dict[str, Any]:
         """`schema` without propertyNames, which become its properties."""
         rest = dict(schema)
+        if "unevaluatedProperties" in rest and (rest["unevaluatedProperties"] is True or not rest.keys() & PARTS):
+            rest.setdefault("additionalProperties", rest.pop("unevaluatedProperties"))
         names = rest.pop("propertyNames", True)
         names = self._resolve(names["$ref"], place) if isinstance(names, dict) and "$ref" in names else names
         if names is True or names.keys() <= {"type", "title", "description"}:
@@ -244,8 +244,6 @@ class _Rewriting:
                     names |= {("properties", name): True for name in value}
                 case "additionalProperties":
                     names[OPEN] = True
-                case "unevaluatedProperties":
-                    names[OPEN if value else CLOSED] = True
                 case "allOf" | "anyOf" | "oneOf":
                     parts = value
                 case "if" | "then" | "else":
