@@ -61,6 +61,7 @@ def accepts(grammars, grammar, text):
         (ABC | {"oneOf": [{"required": ["a"]}, {"required": ["b"]}]}, ['{"a":1}', '{"b":1,"c":1}'], ['{"a":1,"b":1}']),
         ({"oneOf": [{"type": "integer", "maximum": 5}, {"type": "integer", "minimum": 4}]}, ["3", "6"], ["5", "4"]),
         ({"type": "string", "not": {"enum": ["ab", ""]}}, ['"a"', '"abc"', '"ac"'], ['"ab"', '""']),
+        ({"type": "string", "not": {"pattern": "^[ab]+$"}}, ['"abc"', '""'], ['"ab"']),
         (ABC | {"not": {"required": ["a", "b"]}}, ['{"a":1}', '{"b":1,"c":1}'], ['{"a":1,"b":1}']),
         (ABC | {"dependencies": {"a": ["b"]}}, ['{"c":1}', '{"a":1,"b":1}'], ['{"a":1}']),
         (ABC | {"dependentRequired": {"a": ["b"]}}, ['{"b":1}', '{"a":1,"b":1}'], ['{"a":1,"c":1}']),
@@ -70,6 +71,7 @@ def accepts(grammars, grammar, text):
         ({"type": "array", "items": {"enum": ["a", 1]}, "uniqueItems": True}, ["[]", '[1,"a"]'], ["[1,1]"]),
         ({"type": "array", "items": {"type": "string"}, "uniqueItems": True, "maxItems": 1}, ['["a"]'], ['["a","a"]']),
         ({"propertyNames": {"enum": ["a", "b"]}, "additionalProperties": {"const": 1}}, ['{"b":1}'], ['{"c":1}']),
+        (ABC | {"propertyNames": {"pattern": "^[bz]"}}, ['{"b":1,"z":[]}'], ['{"a":1}', '{"y":1}']),
         (ABC | {"minProperties": 2}, ['{"a":1,"c":1}'], ['{"a":1}']),
         (ABC | {"additionalProperties": False, "maxProperties": 3}, ['{"a":1,"b":1,"c":1}'], []),
         ({"type": "string", "format": "a-format-of-ours"}, ['"x"'], ["1"]),
@@ -125,7 +127,7 @@ def nested(depth):
         ({"properties": {"a": {"items": {}, "uniqueItems": True}}}, ["uniqueItems", "#/properties/a"]),
         ({"uniqueItems": True, "items": {"enum": list(range(40))}}, ["uniqueItems", "#/uniqueItems"]),
         ({"items": [{}, {"contains": {"const": 1}}]}, ["contains", "#/items/1"]),
-        ({"$ref": "#/$defs/a", "$defs": {"a": {"not": {"pattern": "x"}}}}, ["not", "#/$defs/a/not"]),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"not": {"pattern": "xy"}}}}, ["not", "#/$defs/a/not"]),
         ({"oneOf": [{"pattern": "a"}, {"pattern": "b"}]}, ["oneOf", "#/oneOf"]),
         ({"oneOf": [{"const": number} for number in range(400)]}, ["oneOf", "300"]),
         (A | {"allOf": [B], "unevaluatedProperties": False}, ["unevaluatedProperties", "#/unevaluatedProperties"]),
@@ -175,7 +177,7 @@ def schemas():
         st.sampled_from(["boolean", "null", ["string", "null"]]).map(lambda kind: {"type": kind, "maxLength": 3}),
         st.integers(-3, 9).map(lambda low: {"type": "integer", "minimum": low, "maximum": low + 4}),
         st.just({"type": "string", "maxLength": 4, "format": "unheard-of"}),
-        st.just({"$ref": "#/$defs/x"}),
+        st.sampled_from([{"$ref": "#/$defs/x"}, {"type": "string", "pattern": "^[xy]+$", "maxLength": 3}]),
     )
 
     def nest(inner):
@@ -192,7 +194,10 @@ def schemas():
                 "minProperties": st.integers(0, 2),
                 "maxProperties": st.integers(1, 3),
                 "unevaluatedProperties": st.booleans(),
-                "propertyNames": st.lists(NAMES, min_size=1, unique=True).map(lambda names: {"enum": names}),
+                "propertyNames": st.one_of(
+                    st.lists(NAMES, min_size=1, unique=True).map(lambda names: {"enum": names}),
+                    st.just({"pattern": "^[ab]"}),
+                ),
             },
         )
         combined = st.fixed_dictionaries(

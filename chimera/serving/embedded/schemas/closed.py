@@ -1,5 +1,6 @@
 """Rewrites a JSON schema with the keywords that llguidance compiles, and closes its objects."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations, permutations
@@ -214,7 +215,7 @@ class _Rewriting:
         raise UnsupportedSchema("uniqueItems", place, f"allows more than {MOST_CHOICES} lists: leave it out")
 
     def _with_listed_names(self, schema: Mapping[str, Any], place: str) -> dict[str, Any]:
-        """`schema` without propertyNames, which become its properties."""
+        """`schema` without propertyNames, which become its properties or their pattern."""
         rest = dict(schema)
         if "unevaluatedProperties" in rest and (rest["unevaluatedProperties"] is True or not rest.keys() & PARTS):
             rest.setdefault("additionalProperties", rest.pop("unevaluatedProperties"))
@@ -222,9 +223,12 @@ class _Rewriting:
         names = self._resolve(names["$ref"], place) if isinstance(names, dict) and "$ref" in names else names
         if names is True or names.keys() <= {"type", "title", "description"}:
             return rest
-        if (allowed := literals_of(names)) is None or "patternProperties" in rest:
+        allowed, named, other = literals_of(names), rest.get("properties", {}), rest.get("additionalProperties", True)
+        if "patternProperties" in rest or (allowed is None and names.keys() - {"type"} != {"pattern"}):
             raise UnsupportedSchema("propertyNames", place)
-        named, other = rest.get("properties", {}), rest.get("additionalProperties", True)
+        if allowed is None:
+            allowed = [name for name in named if re.search(names["pattern"], name)]
+            rest["patternProperties"] = {names["pattern"]: other}
         return rest | {"properties": {name: named.get(name, other) for name in allowed}, "additionalProperties": False}
 
     def _resolve(self, reference: Any, place: str) -> Any:

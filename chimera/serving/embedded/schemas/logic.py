@@ -14,6 +14,8 @@ KINDS: Mapping[str, type] = {"null": type(None), "array": list, "object": dict}
 TYPES = ("null", "boolean", "number", "string", "array", "object")
 DEEPEST = 9
 """Levels of a schema that are looked into; nothing is claimed about those below."""
+ONE_CLASS = re.compile(r"\^\[(?P<inverse>\^?)(?P<members>(?:\\.|[^\\\[\]])*)\](?P<some>[+*])\$")
+"""A regular expression for texts of characters of one class."""
 LEGACY = re.compile("draft-0[3-7]")
 """Dialects of JSON schema in which a $ref stands alone: keywords at its side are ignored."""
 NOT_IGNORED = frozenset(("$ref", "$schema", "$id", "id", "$defs", "definitions"))
@@ -74,6 +76,9 @@ class Document:
                 return [{"type": _other_types({value} if isinstance(value, str) else set(value))}]
             case "const" | "enum":
                 return _other_values([value] if key == "const" else value)
+            case "pattern" if (one_class := ONE_CLASS.fullmatch(value)) and not one_class["inverse"]:
+                empty = "|^$" if one_class["some"] == "+" else ""
+                return [{"type": "string", "pattern": rf"[^\n{one_class['members']}]{empty}"}]
             case "required":
                 return [{"type": "object", "properties": {name: False}} for name in value]
             case "properties":
