@@ -136,7 +136,11 @@ class Grammars:
             compiled.compute_bitmask()  # Some grammars are too large for their first step alone.
             if error := compiled.get_error():
                 # The whole grammar follows the reason.
-                reason = error.rpartition("failed to compile JSON schema: ")[2].partition("\n   1 | ")[0]
+                reason = (
+                    error.rpartition("failed to compile JSON schema: ")[2]
+                    .partition("\n   1 | ")[0]
+                    .partition(" <state>")[0]
+                )
                 reason = " ".join(reason.split())[:MOST_OF_ERROR]
                 raise BadRequest(f"{subject}: the JSON schema cannot constrain decoding: {reason}", param=subject)
             self._cache[grammar] = compiled

@@ -60,9 +60,11 @@ def closed_schema(schema: Mapping[str, Any], *, arguments: bool = False) -> dict
     if arguments and root.keys() <= {"type", "title", "description", "$schema"}:
         root["properties"] = {}
     document = Document(root)
+    rewriting = _Rewriting(document)
     try:
-        rewriting = _Rewriting(document)
-        rewritten = rewriting.rewrite(document.root, "#", {})
+        rewritten = rewriting.rewrite(root, "#", {})
+    except re.error as error:
+        raise UnsupportedSchema("pattern", "#", f"{error.pattern!r:.80} is no regular expression: {error}") from error
     except Unresolvable as error:
         raise _unresolvable(error, "#") from error
     except (AttributeError, TypeError):
@@ -131,11 +133,6 @@ class _Rewriting:
         """The keyword as it stands in the rewritten schema; empty if it is a part of the value or an annotation."""
         if key in REFUSED:
             raise UnsupportedSchema(key, place)
-        uncounted = key == "maxProperties" and schema.get("additionalProperties") is False
-        if uncounted and "patternProperties" not in schema and value >= len(schema.get("properties", ())):
-            return {}
-        if key == "minProperties" and self._parts(key, value, schema, place):
-            return {}
         if key == "minProperties" and value > 1 + len(schema.get("required", ())):
             # A name may be written twice, and then counts once.
             raise UnsupportedSchema(key, place, "can be kept for named properties alone: lower it to 1")
@@ -145,8 +142,6 @@ class _Rewriting:
             return {key: [self.rewrite(part, f"{place}/{index}", {}) for index, part in enumerate(value)]}
         if key in ("additionalProperties", "additionalItems", "items"):
             return {key: self.rewrite(value, place, {})}
-        if key == "uniqueItems":
-            return {"enum": self._different(schema, place)} if value and schema.get("maxItems") not in (0, 1) else {}
         return {key: value} if key in COMPILED or (key == "format" and value in FORMATS) else {}
 
     def _parts(self, key: str, value: Any, schema: Mapping[str, Any], place: str) -> list[tuple[Any, str]]:
@@ -158,22 +153,18 @@ class _Rewriting:
                 part = {key: value}
             case "oneOf":
                 part = any_of(list(self._exclusive(value, schema, place)))
-            case "minProperties" if not schema.keys() & {"maxProperties", "patternProperties"}:
-                # llguidance counts properties only where all that are named are required.
-                required = schema.get("required", ())
-                optional = [name for name in schema.get("properties", ()) if name not in required]
-                more = max(value - len(required), 0)
-                if schema.get("additionalProperties") or not 0 < comb(len(optional), more) <= MOST_CHOICES:
-                    return []
-                part = any_of([{"required": list(names)} for names in combinations(optional, more)])
+            case "uniqueItems" if value and schema.get("maxItems") not in (0, 1):
+                part = {"enum": self._different(schema, place)}
             case "not":
                 part = self._refusing(value, place)
             case "if" if schema.keys() & {"then", "else"}:
                 otherwise = {"allOf": [self._refusing(value, place), schema.get("else", True)]}
                 part = any_of([{"allOf": [value, schema.get("then", True)]}, otherwise])
             case _ if key in DEPENDENCIES:
-                needs = [(_with(name, need), f"{place}/{name}", name) for name, need in value.items()]
-                return [(any_of([{"properties": {name: False}}, need]), place) for need, place, name in needs]
+                return [
+                    ({"anyOf": [{"properties": {name: False}}, _with(name, need)]}, f"{place}/{name}")
+                    for name, need in value.items()
+                ]
             case _:
                 return []
         return [(part, place)]
@@ -208,7 +199,8 @@ class _Rewriting:
         items = self._resolve(items["$ref"], place) if isinstance(items, dict) and "$ref" in items else items
         if (values := literals_of(items) if isinstance(items, dict) else None) is None:
             raise UnsupportedSchema("uniqueItems", place, "can be kept for the items of an enum alone: leave it out")
-        sizes = range(schema.get("minItems", 0), min(schema.get("maxItems", len(values)), len(values)) + 1)
+        values = [value for index, value in enumerate(values) if value not in values[:index]]
+        sizes = range(int(schema.get("minItems", 0)), min(int(schema.get("maxItems", len(values))), len(values)) + 1)
         for arranged, count in ((permutations, perm), (combinations, comb)):
             if sum(count(len(values), size) for size in sizes) <= MOST_CHOICES:
                 return [list(chosen) for size in sizes for chosen in arranged(values, size)]
@@ -219,14 +211,17 @@ class _Rewriting:
         rest = dict(schema)
         if "unevaluatedProperties" in rest and (rest["unevaluatedProperties"] is True or not rest.keys() & PARTS):
             rest.setdefault("additionalProperties", rest.pop("unevaluatedProperties"))
-        names = rest.pop("propertyNames", True)
-        names = self._resolve(names["$ref"], place) if isinstance(names, dict) and "$ref" in names else names
+        names: Any = rest.pop("propertyNames", True)
+        names = {"enum": []} if names is False else names
+        names = self._resolve(names["$ref"], place) if names is not True and "$ref" in names else names
         if names is True or names.keys() <= {"type", "title", "description"}:
             return rest
         allowed, named, other = literals_of(names), rest.get("properties", {}), rest.get("additionalProperties", True)
         if "patternProperties" in rest or (allowed is None and names.keys() - {"type"} != {"pattern"}):
             raise UnsupportedSchema("propertyNames", place)
-        if allowed is None:
+        if allowed is not None:
+            allowed = [name for name in allowed if isinstance(name, str) and self._document.accepts(names, name)]
+        else:
             allowed = [name for name in named if re.search(names["pattern"], name)]
             rest["patternProperties"] = {names["pattern"]: other}
         return rest | {"properties": {name: named.get(name, other) for name in allowed}, "additionalProperties": False}

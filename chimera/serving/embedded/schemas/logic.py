@@ -12,32 +12,20 @@ from referencing.jsonschema import DRAFT202012
 
 KINDS: Mapping[str, type] = {"null": type(None), "array": list, "object": dict}
 TYPES = ("null", "boolean", "number", "string", "array", "object")
-DEEPEST = 9
-"""Levels of a schema that are looked into; nothing is claimed about those below."""
+DEEPEST, MOST_STEPS = 6, 200_000
+"""How many levels of a schema, and schemas in all, are looked into; nothing is claimed about others."""
 ONE_CLASS = re.compile(r"\^\[(?P<inverse>\^?)(?P<members>(?:\\.|[^\\\[\]])*)\](?P<some>[+*])\$")
 """A regular expression for texts of characters of one class."""
-LEGACY = re.compile("draft-0[3-7]")
-"""Dialects of JSON schema in which a $ref stands alone: keywords at its side are ignored."""
-NOT_IGNORED = frozenset(("$ref", "$schema", "$id", "id", "$defs", "definitions"))
-LIMITS: Mapping[str, tuple[str, str, int]] = {
-    "minimum": ("number", "exclusiveMaximum", 0),
-    "maximum": ("number", "exclusiveMinimum", 0),
-    "minLength": ("string", "maxLength", -1),
-    "maxLength": ("string", "minLength", 1),
-    "minItems": ("array", "maxItems", -1),
-    "maxItems": ("array", "minItems", 1),
-}
-"""The type that a limit is for, the keyword of its opposite, and how that one's number differs."""
 
 
 class Document:
     """A whole JSON schema, in which references are resolved."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
-        self.root = _without_ignored(root) if LEGACY.search(str(root.get("$schema"))) else root
-        resource = Resource.from_contents(self.root, default_specification=DRAFT202012)
+        self._root, self._steps = root, 0
+        resource = Resource.from_contents(root, default_specification=DRAFT202012)
         self._resolver = Registry().resolver_with_root(resource)
-        self._validator = validator_for(root, default=Draft202012Validator)(self.root)
+        self._validator = validator_for(root, default=Draft202012Validator)(root)
 
     def resolve(self, reference: Any) -> Any:
         """The schema that a $ref names; raises Unresolvable if this document has none."""
@@ -48,15 +36,24 @@ class Document:
 
     def fault(self) -> tuple[str, str, str] | None:
         """Keyword, place and fault if this is no JSON schema."""
-        error = best_match(type(self._validator)(type(self._validator).META_SCHEMA).iter_errors(self.root))
+        error = best_match(type(self._validator)(type(self._validator).META_SCHEMA).iter_errors(self._root))
         path = [str(step) for step in error.absolute_path] if error else []
         return (path[-1] if path else "the schema", "/".join(["#", *path]), error.message[:120]) if error else None
+
+    def accepts(self, schema: Any, value: Any) -> bool:
+        """False only if `value` is not valid against `schema`: what cannot be checked is accepted."""
+        if isinstance(schema, dict) and (literals := literals_of(schema)) is not None and value not in literals:
+            return False
+        try:
+            return self._validator.evolve(schema=schema).is_valid(value)
+        except (re.error, Unresolvable):
+            return True
 
     def negation(self, schema: Any, depth: int = DEEPEST) -> Any:
         """A schema of values that `schema` refuses: some of them, all where possible; False if none are known."""
         if isinstance(schema, bool):
             return not schema
-        if not depth:
+        if not depth or self._tired():
             return False
         return any_of([refused for key in schema for refused in self._refused(key, schema[key], depth - 1)])
 
@@ -88,9 +85,6 @@ class Document:
                     for name, part in parts.items()
                     if part is not False
                 ]
-            case _ if key in LIMITS and isinstance(value, int | float):
-                kind, opposite, more = LIMITS[key]
-                return [{"type": kind, opposite: value + more}] if value + more >= 0 or kind == "number" else []
             case _:
                 return []
 
@@ -98,7 +92,7 @@ class Document:
         """True only if no value is valid against both schemas."""
         if left is False or right is False:
             return True
-        if left is True or right is True or not depth:
+        if left is True or right is True or not depth or self._tired():
             return False
         lefts, rights = self._conjuncts(left, depth), self._conjuncts(right, depth)
         if False in lefts or False in rights:
@@ -106,7 +100,7 @@ class Document:
         for schemas, other in ((lefts, right), (rights, left)):
             for schema in schemas:
                 literals = literals_of(schema)
-                if literals is not None and not any(self._accepts(other, value) for value in literals):
+                if literals is not None and not any(self.accepts(other, value) for value in literals):
                     return True
                 for key in schema.keys() & {"anyOf", "oneOf"}:
                     if all(self.disjoint(option, other, depth - 1) for option in schema[key]):
@@ -123,35 +117,16 @@ class Document:
             )
         )
 
+    def _tired(self) -> bool:
+        self._steps += 1
+        return self._steps > MOST_STEPS
+
     def _conjuncts(self, schema: Any, depth: int) -> list[Any]:
         """The schemas, without allOf and $ref, that all hold where `schema` does; what is True is left out."""
         if isinstance(schema, bool) or not depth:
             return [False] if schema is False else []
         parts = [*schema.get("allOf", ()), *([self.resolve(schema["$ref"])] if "$ref" in schema else [])]
         return [schema, *(conjunct for part in parts for conjunct in self._conjuncts(part, depth - 1))]
-
-    def _accepts(self, schema: Any, value: Any) -> bool:
-        """False only if `value` is not valid against `schema`: what cannot be checked is accepted."""
-        if isinstance(schema, dict) and (literals := literals_of(schema)) is not None and value not in literals:
-            return False
-        try:
-            return self._validator.evolve(schema=schema).is_valid(value)
-        except (re.error, Unresolvable):
-            return True
-
-
-def _without_ignored(schema: Any) -> Any:
-    """`schema` without the keywords that LEGACY dialects ignore."""
-    if isinstance(schema, list):
-        return [_without_ignored(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    ignoring = isinstance(schema.get("$ref"), str)
-    return {
-        key: value if key in ("const", "enum", "default", "examples") else _without_ignored(value)
-        for key, value in schema.items()
-        if not ignoring or key in NOT_IGNORED
-    }
 
 
 def any_of(options: Sequence[Any]) -> Any:
