@@ -35,7 +35,6 @@ CALL_PROBE = re.compile(
     rf"}}}}(?P<after>\s*){CLOSE}(?P<between>\s*){OPEN}"
 )
 CALL_HEAD = re.compile(rf'{OPEN}\s*{{\s*"name"\s*:\s*"(?P<name>[^"\\]*)"\s*,\s*"arguments"\s*:\s*')
-CALL_TAIL = re.compile(rf"\s*}}\s*{CLOSE}")
 PLACEHOLDER = re.compile("\ue000[0-9a-f]{16}\ue001")
 """Replaces the text of a control token while the chat template is rendered."""
 
@@ -222,10 +221,11 @@ def parse_answer(text: str, offered: Collection[str], *, forced: bool = False) -
         head = CALL_HEAD.match(text, position)
         name = head["name"] if head else next(iter(offered)) if len(offered) == 1 else None
         written = written_object(text, head.end()) if head else None
-        tail = CALL_TAIL.match(text, head.end() + len(written)) if head and written else None
-        if name is not None and name in offered and written and tail:
+        end = head.end() + len(written) if head and written else position
+        tail, closed, _ = text[end:].partition(CLOSE)
+        if name is not None and name in offered and written and closed and tail.strip() == "}":
             calls.append(ParsedCall(name, written))
-            position = text.find(OPEN, tail.end())
+            position = text.find(OPEN, end)
             continue
         if CLOSE in text[position:]:
             return ParsedAnswer(text, ())

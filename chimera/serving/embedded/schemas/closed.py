@@ -1,6 +1,5 @@
 """Rewrites a JSON schema with the keywords that llguidance compiles, and closes its objects."""
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations, permutations
@@ -9,7 +8,7 @@ from typing import Any
 
 from referencing.exceptions import Unresolvable
 
-from chimera.serving.embedded.schemas.logic import Document, any_of, literals_of
+from chimera.serving.embedded.schemas.logic import SchemaDocument, any_of, literals_of
 
 COUNTS = {"minItems", "maxItems", "minProperties", "maxProperties", "minLength", "maxLength"}
 NUMBERS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
@@ -59,12 +58,10 @@ def closed_schema(schema: Mapping[str, Any], *, arguments: bool = False) -> dict
         root["type"] = "object"
     if arguments and root.keys() <= {"type", "title", "description", "$schema"}:
         root["properties"] = {}
-    document = Document(root)
+    document = SchemaDocument(root)
     rewriting = _Rewriting(document)
     try:
         rewritten = rewriting.rewrite(root, "#", {})
-    except re.error as error:
-        raise UnsupportedSchema("pattern", "#", f"{error.pattern!r:.80} is no regular expression: {error}") from error
     except Unresolvable as error:
         raise _unresolvable(error, "#") from error
     except (AttributeError, TypeError):
@@ -77,7 +74,7 @@ def closed_schema(schema: Mapping[str, Any], *, arguments: bool = False) -> dict
 class _Rewriting:
     """One schema's rewriting; `definitions` are the targets of its references, rewritten."""
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: SchemaDocument) -> None:
         self._document = document
         self._defined: dict[tuple[str, bool], str] = {}
         self.definitions: dict[str, Any] = {}
@@ -212,19 +209,20 @@ class _Rewriting:
         if "unevaluatedProperties" in rest and (rest["unevaluatedProperties"] is True or not rest.keys() & PARTS):
             rest.setdefault("additionalProperties", rest.pop("unevaluatedProperties"))
         names: Any = rest.pop("propertyNames", True)
-        names = {"enum": []} if names is False else names
-        names = self._resolve(names["$ref"], place) if names is not True and "$ref" in names else names
-        if names is True or names.keys() <= {"type", "title", "description"}:
+        names = {"enum": []} if names is False else {} if names is True else names
+        names = self._resolve(names["$ref"], place) if "$ref" in names else names
+        properties, other = rest.get("properties", {}), rest.get("additionalProperties", True)
+        constraints = names.keys() - {"type", "title", "description"}
+        if not constraints:
             return rest
-        allowed, named, other = literals_of(names), rest.get("properties", {}), rest.get("additionalProperties", True)
-        if "patternProperties" in rest or (allowed is None and names.keys() - {"type"} != {"pattern"}):
-            raise UnsupportedSchema("propertyNames", place)
-        if allowed is not None:
-            allowed = [name for name in allowed if isinstance(name, str) and self._document.accepts(names, name)]
-        else:
-            allowed = [name for name in named if re.search(names["pattern"], name)]
+        if constraints in ({"enum"}, {"const"}) and "patternProperties" not in rest:
+            allowed = [name for name in literals_of(names) or () if isinstance(name, str)]
+            properties = {name: properties.get(name, other) for name in allowed}
+        elif constraints == {"pattern"} and not properties and "patternProperties" not in rest:
             rest["patternProperties"] = {names["pattern"]: other}
-        return rest | {"properties": {name: named.get(name, other) for name in allowed}, "additionalProperties": False}
+        else:
+            raise UnsupportedSchema("propertyNames", place)
+        return rest | {"properties": properties, "additionalProperties": False}
 
     def _resolve(self, reference: Any, place: str) -> Any:
         try:

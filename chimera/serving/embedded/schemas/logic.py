@@ -10,22 +10,28 @@ from referencing import Registry, Resource
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
-KINDS: Mapping[str, type] = {"null": type(None), "array": list, "object": dict}
-TYPES = ("null", "boolean", "number", "string", "array", "object")
+KINDS: Mapping[str, type | tuple[type, ...]] = {
+    "null": type(None),
+    "boolean": bool,
+    "number": (int, float),
+    "string": str,
+    "array": list,
+    "object": dict,
+}
+TYPES = tuple(KINDS)
 DEEPEST, MOST_STEPS = 6, 200_000
 """How many levels of a schema, and schemas in all, are looked into; nothing is claimed about others."""
 ONE_CLASS = re.compile(r"\^\[(?P<inverse>\^?)(?P<members>(?:\\.|[^\\\[\]])*)\](?P<some>[+*])\$")
 """A regular expression for texts of characters of one class."""
 
 
-class Document:
+class SchemaDocument:
     """A whole JSON schema, in which references are resolved."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root, self._steps = root, 0
         resource = Resource.from_contents(root, default_specification=DRAFT202012)
         self._resolver = Registry().resolver_with_root(resource)
-        self._validator = validator_for(root, default=Draft202012Validator)(root)
 
     def resolve(self, reference: Any) -> Any:
         """The schema that a $ref names; raises Unresolvable if this document has none."""
@@ -36,18 +42,10 @@ class Document:
 
     def fault(self) -> tuple[str, str, str] | None:
         """Keyword, place and fault if this is no JSON schema."""
-        error = best_match(type(self._validator)(type(self._validator).META_SCHEMA).iter_errors(self._root))
+        dialect = validator_for(self._root, default=Draft202012Validator)
+        error = best_match(dialect(dialect.META_SCHEMA).iter_errors(self._root))
         path = [str(step) for step in error.absolute_path] if error else []
         return (path[-1] if path else "the schema", "/".join(["#", *path]), error.message[:120]) if error else None
-
-    def accepts(self, schema: Any, value: Any) -> bool:
-        """False only if `value` is not valid against `schema`: what cannot be checked is accepted."""
-        if isinstance(schema, dict) and (literals := literals_of(schema)) is not None and value not in literals:
-            return False
-        try:
-            return self._validator.evolve(schema=schema).is_valid(value)
-        except (re.error, Unresolvable):
-            return True
 
     def negation(self, schema: Any, depth: int = DEEPEST) -> Any:
         """A schema of values that `schema` refuses: some of them, all where possible; False if none are known."""
@@ -100,7 +98,7 @@ class Document:
         for schemas, other in ((lefts, right), (rights, left)):
             for schema in schemas:
                 literals = literals_of(schema)
-                if literals is not None and not any(self.accepts(other, value) for value in literals):
+                if literals is not None and all(self._excludes(other, value, depth - 1) for value in literals):
                     return True
                 for key in schema.keys() & {"anyOf", "oneOf"}:
                     if all(self.disjoint(option, other, depth - 1) for option in schema[key]):
@@ -116,6 +114,22 @@ class Document:
                 for other in rights
             )
         )
+
+    def _excludes(self, schema: Any, value: Any, depth: int) -> bool:
+        """True only if `value` is not valid against `schema`. Patterns are not tried: users write slow ones."""
+        for conjunct in self._conjuncts(schema, depth):
+            if (
+                conjunct is False
+                or _type(value) not in _types(conjunct)
+                or value not in (literals_of(conjunct) or [value])
+            ):
+                return True
+            if any(
+                all(self._excludes(o, value, depth - 1) for o in conjunct[key])
+                for key in conjunct.keys() & {"anyOf", "oneOf"}
+            ):
+                return True
+        return False
 
     def _tired(self) -> bool:
         self._steps += 1
@@ -145,6 +159,10 @@ def _types(schema: Mapping[str, Any]) -> set[str]:
     return {"number" if kind == "integer" else kind for kind in ([types] if isinstance(types, str) else types)}
 
 
+def _type(value: Any) -> str:
+    return next(name for name, kind in KINDS.items() if isinstance(value, kind))
+
+
 def _other_types(types: set[str]) -> list[str]:
     return [kind for kind in TYPES if kind not in types and not (kind == "number" and "integer" in types)]
 
@@ -161,9 +179,9 @@ def _other_values(literals: Sequence[Any]) -> list[Any]:
     patterns = [{"pattern": _other_text(value)} for value in literals if isinstance(value, str)]
     ranges = [any_of([{"exclusiveMaximum": number}, {"exclusiveMinimum": number}]) for number in numbers]
     truths = [value for value in (True, False) if all(value is not literal for literal in literals)]
-    kinds = {name for name, kind in KINDS.items() if any(isinstance(value, kind) for value in literals)}
+    kinds = {_type(value) for value in literals} | {"boolean", "number", "string"}
     return [
-        {"type": [kind for kind in TYPES if kind not in kinds | {"boolean", "number", "string"}]},
+        {"type": [kind for kind in TYPES if kind not in kinds]},
         {"type": "string", "allOf": patterns},
         {"type": "number", "allOf": ranges},
         *([{"enum": truths}] if truths else []),
