@@ -7,7 +7,7 @@ Text inside messages can never become a control token: when a message holds a co
 import json
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
@@ -39,6 +39,7 @@ PLAIN_CALLS = ToolStyle(between="\n", raw_arguments=True)
 """Calls of templates that render none, as `dialogue.manners` writes them."""
 PROBE_TOOL = {"type": "function", "function": {"name": "probe", "description": "", "parameters": {"type": "object"}}}
 """Offered with the probe: a model may have a template of its own for conversations with tools."""
+CALL_HEAD = re.compile(rf'{OPEN}\s*{{\s*"name"\s*:\s*"(?P<name>[^"\\]*)"\s*,\s*"arguments"\s*:\s*')
 PLACEHOLDER = re.compile("\ue000[0-9a-f]{16}\ue001")
 """Replaces the text of a control token while the chat template is rendered."""
 
@@ -230,31 +231,44 @@ class ChatFormat:
         return None
 
 
-def parse_answer(text: str, *, tools_offered: bool) -> ParsedAnswer:
-    """Split generated text into content and tool calls; text that is not a well-formed call stays content."""
-    if not tools_offered or OPEN not in text:
-        return ParsedAnswer(text, ())
+def parse_answer(text: str, offered: Collection[str], *, forced: bool = False) -> ParsedAnswer:
+    """Split generated text into content and tool calls.
+
+    If a call is not well formed, or of a tool that was not offered, all of the text is content. A last call that is
+    cut off is left out after others, and content if there are none.
+
+    Args:
+        offered: Names of the tools that may be called.
+        forced: The answer must be calls: one that is cut off has its arguments as far as they are written. It stays
+            content if not even its tool is known.
+    """
     calls: list[ParsedCall] = []
-    for body in _bodies(text):
-        try:
-            call = json.loads(body)
-            arguments = call["arguments"]
-            calls.append(
-                ParsedCall(str(call["name"]), json.dumps(arguments, ensure_ascii=False, separators=(",", ":")))
-            )
-        except (json.JSONDecodeError, KeyError, TypeError):
+    position = start = text.find(OPEN) if offered else -1
+    while position >= 0:
+        head = CALL_HEAD.match(text, position)
+        name = head["name"] if head else next(iter(offered)) if len(offered) == 1 else None
+        written = written_object(text, head.end()) if head else None
+        end = head.end() + len(written) if head and written else position
+        tail, closed, _ = text[end:].partition(CLOSE)
+        if name is not None and name in offered and written and closed and tail.strip() == "}":
+            calls.append(ParsedCall(name, written))
+            position = text.find(OPEN, end)
+            continue
+        if CLOSE in text[position:]:
             return ParsedAnswer(text, ())
-    if not calls:
-        return ParsedAnswer(text, ())
-    return ParsedAnswer(text.partition(OPEN)[0].strip() or None, tuple(calls))
+        if forced and name is not None and name in offered:
+            calls.append(ParsedCall(name, written or (text[head.end() :] if head else "")))
+        break
+    return ParsedAnswer(text[:start].strip() or None, tuple(calls)) if calls else ParsedAnswer(text, ())
 
 
-def _bodies(text: str) -> Iterator[str]:
-    """The texts between the tags of tool calls."""
-    start = text.find(OPEN)
-    while start >= 0 and (end := text.find(CLOSE, start)) >= 0:
-        yield text[start + len(OPEN) : end].strip()
-        start = text.find(OPEN, end)
+def written_object(text: str, start: int) -> str | None:
+    """The text of the JSON object that begins at `start`, as it is written; None if there is none."""
+    try:
+        value, end = json.JSONDecoder().raw_decode(text, start)
+    except (ValueError, RecursionError):
+        return None
+    return text[start:end] if isinstance(value, dict) else None
 
 
 def _to_template(message: ChatMessage, raw_arguments: bool) -> dict[str, Any]:

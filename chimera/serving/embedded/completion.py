@@ -109,8 +109,12 @@ def make_response(
 
 
 def _choice(request: ChatRequest, text: TextSide, index: int, answer: FinishedJob) -> dict[str, Any]:
-    offered = bool(request.tools) and request.tool_choice != "none"
-    parsed = parse_answer(answer.text, tools_offered=offered)
+    tool_choice = request.tool_choice or "auto"
+    offered = [tool.function.name for tool in request.tools or [] if tool_choice != "none"]
+    if isinstance(tool_choice, NamedToolChoice):
+        offered = [tool_choice.function.name]
+    cut = tool_choice != "auto" and answer.finish == "length"
+    parsed = parse_answer(answer.text, offered, forced=cut)
     message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
     if parsed.calls:
         message["tool_calls"] = [

@@ -8,11 +8,13 @@ import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from chimera.serving.embedded.protocol import BadRequest
+from chimera.serving.embedded.schemas.closed import UnsupportedSchema, closed_schema
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 CACHED_GRAMMARS = 64
+MOST_OF_ERROR = 200
 MAX_SPELLED = 32
 """Longest token, in bytes, that is tried when text is written with ordinary tokens."""
 
@@ -43,7 +46,7 @@ class ToolStyle:
 
 def schema_grammar(schema: Mapping[str, Any]) -> str:
     """A grammar that accepts exactly the compact JSON values of `schema`."""
-    return f"%llguidance {{}}\nstart: {_json(schema)}\n"
+    return f"%llguidance {{}}\nstart: {_json(schema, 'response_format')}\n"
 
 
 def tools_grammar(
@@ -69,7 +72,7 @@ def tools_grammar(
     if must_call:
         lines.append(f"start: {calls}")
     elif answer is not None:
-        lines += [f"start: {calls} | answer", f"answer: {_json(answer)}"]
+        lines += [f"start: {calls} | answer", f"answer: {_json(answer, 'response_format')}"]
     elif style.marked:
         lines += [f"start: TEXT ({calls})?", "TEXT: /(.|\\n)*/"]
     else:  # A tag of ordinary tokens ends the text: after it only a whole call may follow.
@@ -81,15 +84,33 @@ def tools_grammar(
     for index, tool in enumerate(tools):
         function = tool["function"]
         head = f'{style.before}{{"name"{style.colon}"{function["name"]}"{style.comma}"arguments"{style.colon}'
-        parameters = function.get("parameters") or {"type": "object", "properties": {}, "additionalProperties": False}
-        body = _json(parameters, colon=style.argument_colon, comma=style.argument_comma)
+        body = _json(
+            function.get("parameters") or {},
+            f"tools.{index}.function.parameters",
+            arguments=True,
+            colon=style.argument_colon,
+            comma=style.argument_comma,
+        )
         lines.append(f"called_{index}: {_text(head)} {body} {_text('}' + style.after)} {closed}")
     return "\n".join(lines) + "\n"
 
 
-def _json(schema: Mapping[str, Any], *, colon: str = ":", comma: str = ",") -> str:
+def _json(
+    schema: Mapping[str, Any], subject: str, *, arguments: bool = False, colon: str = ":", comma: str = ","
+) -> str:
+    """A grammar's rule for the values of `schema`; `subject` is the part of a request that has it."""
+    try:
+        rewritten = json.loads(_rewritten(json.dumps(schema), arguments))
+    except (UnsupportedSchema, RecursionError) as error:
+        reason = "the JSON schema is nested too deeply" if isinstance(error, RecursionError) else error
+        raise BadRequest(f"{subject}: {reason}", param=subject.partition(".")[0]) from None
     options = {"whitespace_flexible": False, "key_separator": colon, "item_separator": comma}
-    return "%json " + json.dumps({**schema, "x-guidance": options})
+    return "%json " + json.dumps({**rewritten, "x-guidance": options})
+
+
+@lru_cache(CACHED_GRAMMARS)
+def _rewritten(schema: str, arguments: bool) -> str:
+    return json.dumps(closed_schema(json.loads(schema), arguments=arguments))
 
 
 def _text(text: str) -> str:
@@ -120,8 +141,16 @@ class Grammars:
         compiled = self._cache.get(grammar)
         if compiled is None:
             compiled = self._llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
+            compiled.compute_bitmask()  # Some grammars are too large for their first step alone.
             if error := compiled.get_error():
-                raise BadRequest(f"{subject}: the JSON schema cannot constrain decoding: {error}", param=subject)
+                # The whole grammar follows the reason.
+                reason = (
+                    error.rpartition("failed to compile JSON schema: ")[2]
+                    .partition("\n   1 | ")[0]
+                    .partition(" <state>")[0]
+                )
+                reason = " ".join(reason.split())[:MOST_OF_ERROR]
+                raise BadRequest(f"{subject}: the JSON schema cannot constrain decoding: {reason}", param=subject)
             self._cache[grammar] = compiled
             while len(self._cache) > CACHED_GRAMMARS:
                 self._cache.popitem(last=False)

@@ -11,7 +11,7 @@ from message_kit import refused
 from tokenizers import Tokenizer
 
 from chimera.core.errors import ConfigError
-from chimera.serving.embedded.chat import ChatFormat, parse_answer
+from chimera.serving.embedded.chat import ChatFormat, ParsedAnswer, parse_answer
 from chimera.serving.embedded.checkpoint import load_language
 from chimera.serving.embedded.grammar import ToolStyle, schema_grammar, tools_grammar
 from chimera.serving.embedded.protocol import BadRequest, ChatMessage, parse_request
@@ -129,7 +129,7 @@ def test_templates_tell_how_they_write_calls(chat, tokenizer):
 
 def test_a_call_comes_back_as_the_tokens_it_was_generated_with(chat, tokenizer):
     text = '<tool_call>{"name":"literature_search","arguments":{"query":"p=0.01, \\"x\\""}}</tool_call>'
-    call = parse_answer(text, tools_offered=True).calls[0]
+    call = parse_answer(text, ["f", "g", "literature_search"]).calls[0]
     turn = {
         "role": "assistant",
         "content": None,
@@ -188,9 +188,15 @@ def test_text_parts_are_joined(chat):
 def test_calls_are_taken_out_of_text():
     first, second = '{"name":"f","arguments":{"a":1}}', '{"name":"g","arguments":{}}'
     text = f"I look.\n<tool_call>{first}</tool_call>\n<tool_call>\n{second}\n</tool_call>"
-    answer = parse_answer(text, tools_offered=True)
+    answer = parse_answer(text, ["f", "g"])
     assert answer.content == "I look."
     assert [(call.name, call.arguments) for call in answer.calls] == [("f", '{"a":1}'), ("g", "{}")]
+
+
+@pytest.mark.parametrize("arguments", ['{"a": 1e999}', '{ "a":1.0,"a":-0 }', r'{"a":"\u00e9 </tool_call>"}', "{}"])
+def test_arguments_are_handed_over_as_they_are_written(arguments):
+    text = f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
+    assert [call.arguments for call in parse_answer(text, ["f"]).calls] == [arguments]
 
 
 @pytest.mark.parametrize(
@@ -200,17 +206,39 @@ def test_calls_are_taken_out_of_text():
         '<tool_call>{"name":"f","arguments":',
         "<tool_call>nonsense</tool_call>",
         '<tool_call>{"name":"f"}</tool_call>',
+        '<tool_call>{"name":"f","arguments":3}</tool_call>',
+        '<tool_call>{"name":"f","arguments":{}</tool_call>',
         '<tool_call>["f"]</tool_call>',
+        '<tool_call>{"name":"stranger","arguments":{}}</tool_call>',
+        '<tool_call>{"name":"f","arguments":{}}</tool_call><tool_call>{"name":"stranger","arguments":{}}</tool_call>',
+        f'<tool_call>{{"name":"f","arguments":{"[" * 100_000}</tool_call>',
     ],
 )
-def test_what_is_no_call_stays_content(text):
-    assert parse_answer(text, tools_offered=True).content == text
-    assert parse_answer(text, tools_offered=True).calls == ()
+def test_what_is_no_call_of_an_offered_tool_stays_content(text):
+    assert parse_answer(text, ["f", "g"]) == ParsedAnswer(text, ())
+
+
+@pytest.mark.parametrize(
+    ("text", "offered", "calls"),
+    [
+        ('<tool_call>{"name":"f","arguments":{"a":"x', "fg", [("f", '{"a":"x')]),
+        ('<tool_call>{"name":"f","arguments":', "fg", [("f", "")]),
+        ('<tool_call>{"name":"f","arguments":{"a":1}}', "fg", [("f", '{"a":1}')]),
+        ('<tool_call>{"na', "f", [("f", "")]),
+        ('<tool_call>{"na', "fg", []),
+        ('<tool_call>{"name":"f","arguments":{}}</tool_call><tool_call>{"name":"g","arguments":{"', "fg",
+         [("f", "{}"), ("g", '{"')]),
+    ],
+)  # fmt: skip
+def test_a_forced_call_that_is_cut_is_a_call_as_far_as_it_is_written(text, offered, calls):
+    answer = parse_answer(text, list(offered), forced=True)
+    assert [(call.name, call.arguments) for call in answer.calls] == calls
+    assert answer.content == (None if calls else text)
 
 
 def test_without_tools_nothing_is_a_call():
     text = '<tool_call>{"name":"f","arguments":{}}</tool_call>'
-    assert parse_answer(text, tools_offered=False).content == text
+    assert parse_answer(text, []).content == text
 
 
 # --- grammars: what they accept, byte by byte, apart from any model

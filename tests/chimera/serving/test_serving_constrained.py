@@ -151,6 +151,26 @@ async def test_tool_choice_is_obeyed(service):
     assert all("tool_calls" not in choice["message"] for choice in none["choices"])
 
 
+@pytest.mark.parametrize("limit", [1, 4, 12, 20])
+async def test_a_forced_call_that_is_cut_is_a_partial_call(service, limit):
+    named = {"type": "function", "function": {"name": "literature_search"}}
+    longer = TOOL | {"function": {"name": "literature_search", "parameters": {"properties": {"q": {"minLength": 200}}}}}
+    answer = await chat(service, tools=[OTHER, longer], tool_choice=named, max_tokens=limit)
+    (choice,) = answer["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert choice["finish_reason"] == "length"
+    assert call["function"]["name"] == "literature_search"
+    assert not call["function"]["arguments"].endswith("}")
+    assert choice["message"]["content"] is None
+
+
+async def test_a_tool_without_arguments_gets_none(service):
+    answer = await chat(service, tools=[OTHER], tool_choice="required", parallel_tool_calls=False, n=6, max_tokens=80)
+    assert {choice["finish_reason"] for choice in answer["choices"]} == {"tool_calls"}
+    calls = [choice["message"]["tool_calls"] for choice in answer["choices"]]
+    assert {call["function"]["arguments"] for (call,) in calls} == {"{}"}
+
+
 async def test_a_conversation_with_a_call_goes_on(service):
     called = await chat(service, tools=[TOOL], tool_choice="required", parallel_tool_calls=False, max_tokens=60)
     message = called["choices"][0]["message"]
