@@ -485,16 +485,19 @@ def test_a_template_that_begins_with_the_models_first_token_gets_it(serving_mode
     assert found[:2] == [found[0]] * 2
 
 
-PLAIN_TEMPLATE = """
+DEFAULT_TEMPLATE = """
   {% macro mark(text) %}P{{ text }}{% endmacro %}
 {% for message in messages %}
   {{ mark(message.content) }}
 {% endfor %}
  \n"""
 TOOLS_TEMPLATE = """{%- macro mark(text) -%}T{{ text }}{%- endmacro -%}
-{{ tools | length }}{% for message in messages %}{{ mark(message.content) }}{% endfor %}
+{{ tools | length }}{% for message in messages %}{{ mark(message.content) }}{% for call in message.tool_calls or [] %}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}{% endfor %}
 """
-NAMED = {"default": PLAIN_TEMPLATE, "tool_use": TOOLS_TEMPLATE, "rag": "{{ documents }}"}
+NAMED = {"default": DEFAULT_TEMPLATE, "tool_use": TOOLS_TEMPLATE, "rag": "{{ documents }}"}
 
 
 def place_templates(folder: Path, form: str, templates: dict[str, str]) -> None:
@@ -532,7 +535,7 @@ def test_of_named_templates_the_same_is_used_as_in_transformers(serving_model, t
 def test_calls_are_written_as_the_template_for_tools_writes_them(serving_model, tmp_path, chat):
     shutil.copytree(serving_model(), tmp_path, dirs_exist_ok=True)
     usual = (tmp_path / "chat_template.jinja").read_text()
-    place_templates(tmp_path, "list", {"default": PLAIN_TEMPLATE, "tool_use": usual})
+    place_templates(tmp_path, "list", {"default": DEFAULT_TEMPLATE, "tool_use": usual})
     language = load_language(tmp_path)
     assert ChatFormat(language.template, language.tokenizer, language.marks).tool_style == chat.tool_style
 
