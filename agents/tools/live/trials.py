@@ -20,6 +20,13 @@ class _Identification(BaseModel):
 
 class _Status(BaseModel):
     overall: str = Field(default="", alias="overallStatus")
+    why: str = Field(default="", alias="whyStopped")
+
+    @property
+    def caution(self) -> str:
+        """Why the trial is no evidence: it never began, or was stopped for a reason; empty if it is."""
+        stopped = self.overall == "WITHDRAWN" or (self.why and self.overall in ("TERMINATED", "SUSPENDED"))
+        return f"{self.overall.lower()}{f': {self.why}' if self.why else ''}" if stopped else ""
 
 
 class _TrialDescription(BaseModel):
@@ -147,4 +154,5 @@ def _passage(study: _Protocol) -> Passage:
         " ".join(f"{label}: {value}." for label, value in plain.items() if value),
         f"https://clinicaltrials.gov/study/{names.nct_id}",
         tuple(filter(None, linked)),
+        text_of(study.status.caution),
     )
