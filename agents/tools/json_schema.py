@@ -1,7 +1,7 @@
 """JSON schemas of foreign tools: what models are told of them, and what can be checked of a call's arguments.
 
-Any program may have written such a schema. It may be wrong, refer to parts that do not exist, or hold ECMAScript patterns
-that Python cannot read. What cannot be checked here goes to the tool's server, which checks it.
+Any program may have written such a schema. It may be wrong, refer to parts that do not exist, or hold ECMAScript
+patterns that Python cannot read. What cannot be checked here goes to the tool's server, which checks it.
 """
 
 import json

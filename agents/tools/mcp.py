@@ -47,8 +47,8 @@ class McpTool(BaseTool):
 
     run_on_server: Callable[[dict[str, Any]], Awaitable[list[Passage]]]
 
-    async def ainvoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:  # noqa: ARG002  LangChain's signature
-        """Run arguments, or a tool call, as they are: LangChain would take those called `config` or `self` for its own."""
+    async def ainvoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
+        """Run arguments or a tool call. LangChain itself would take arguments called `config` or `self` for its own."""
         is_call = input.get("type") == "tool_call"
         passages = await self.run_on_server(input["args"] if is_call else input)
         text = "\n\n".join(passage.text or passage.caution for passage in passages)
@@ -249,7 +249,7 @@ async def _accept(name: str, result: "CallToolResult") -> None:
 
 
 class _StrayLines(logging.Filter):
-    """Says in one sentence, once, that a server writes to its output what is no message; the client skips such lines."""
+    """Says once, in one sentence, that a server's output has a line that is no message; the client skips such lines."""
 
     first = True
 
@@ -257,7 +257,9 @@ class _StrayLines(logging.Filter):
         if not record.exc_info or not isinstance(error := record.exc_info[1], ValidationError):
             return True
         line = redact(str(error.errors(include_url=False)[0]["input"]))[:_SAID]
-        record.msg = f"an MCP server's output has a line that is no message, and is not read (logs go to stderr): {line!r}"
+        record.msg = (
+            f"an MCP server's output has a line that is no message, and is not read (logs go to stderr): {line!r}"
+        )
         record.exc_info, record.args, is_first, self.first = None, (), self.first, False
         return is_first
 

@@ -29,7 +29,7 @@ def occurs(quote: str, texts: Iterable[str]) -> bool:
     """True if `quote` occurs verbatim in one of `texts`, ignoring white space.
 
     A quote may not begin or end inside a word or a number: 'p=0.1' is not a quote of 'p=0.13'. Fragments of fewer than
-    `MIN_QUOTE_WORDS` words count as not found. Where words have no spaces between them, a quote may begin at any letter.
+    `MIN_QUOTE_WORDS` words count as not found. Where no spaces stand between words, a quote may begin at any letter.
     """
     phrase = _BROKEN_RUN.sub("", normalise(quote))
     if count_words(phrase) < MIN_QUOTE_WORDS:

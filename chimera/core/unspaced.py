@@ -1,7 +1,7 @@
 """Scripts that are written without spaces between words: Chinese, Japanese, Thai, Lao, Khmer and Burmese.
 
-Their words cannot be told apart without a dictionary, so texts are searched by pairs of neighbouring characters. Texts in
-other scripts are never changed here.
+Their words cannot be told apart without a dictionary, so texts are searched by pairs of neighbouring characters. Texts
+in other scripts are never changed here.
 """
 
 import re
@@ -13,6 +13,7 @@ CHARACTERS = (
 )
 """The letters of these scripts, for a regular expression's character class."""
 _RUN = re.compile(f"[{CHARACTERS}]+")
+_LAST_LATIN = "\u024f"
 _PER_WORD = 2
 """Characters that count as one word."""
 
@@ -42,3 +43,9 @@ def count_words(text: str) -> int:
 def starts_run(text: str) -> bool:
     """True if `text` begins with a letter of these scripts."""
     return bool(_RUN.match(text))
+
+
+def is_other_script(text: str) -> bool:
+    """True if most letters of `text` are not Latin."""
+    letters = [letter for letter in text if letter.isalpha()]
+    return 2 * sum(letter > _LAST_LATIN for letter in letters) > len(letters)

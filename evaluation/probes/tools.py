@@ -1,11 +1,15 @@
 """Whether the tools that roles use give answers."""
 
+import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from textwrap import shorten
+from typing import Any
 
 from agents.tools.text.passages import MAX_QUERY
+from agents.tools.tool import short
 from agents.tools.toolbox import Toolbox
+from chimera.config.roles import tool_name
 from chimera.config.tree import Config
 from chimera.core.types import Brief
 from evaluation.conduct.grounds import SETTING_OF_TOOL
@@ -13,25 +17,89 @@ from evaluation.probes.probed import Level, Probed
 
 QUERIES: Mapping[str, str] = {"protein_lookup": "TP53", "gene_ontology": "DNA repair"}
 """What tools are asked that do not search by a question."""
+WORD = "zinc"
+"""Text for the arguments of other tools; it fits more patterns than a whole question."""
+FORMATS: Mapping[str, str] = {"date": "2020-01-01", "date-time": "2020-01-01T00:00:00Z", "uri": "https://example.org/"}
+UNKNOWN = object()
+"""Stands for a value that no schema tells."""
 
 
 async def tool_findings(config: Config, tools: Toolbox, brief: Brief) -> list[Probed]:
-    """One call of each of Chimera's own tools that a role has; that other tools were found."""
+    """One call of each tool that a role has, as far as its arguments can be filled from its schema."""
     used = dict.fromkeys(name for names in config.roles.tool_names().values() for name in names)
-    others = [
-        Probed("tools", reference, Level.OK, "found; it is called when a role calls it")
-        for reference in config.roles.foreign()
-    ]
-    own_tools = [name for name in used if name in SETTING_OF_TOOL]
-    return [*[await _called(name, config, tools, brief) for name in own_tools], *others]
+    own_tools = [await _called(name, config, tools, brief) for name in used if name in SETTING_OF_TOOL]
+    return [*own_tools, *[await _foreign(reference, tools, brief) for reference in config.roles.foreign()]]
+
+
+async def _foreign(reference: str, tools: Toolbox, brief: Brief) -> Probed:
+    name = tool_name(reference)
+    tool = tools.tool(name)
+    fault = f"; its server alone checks its arguments: {tool.schema_fault}" if tool.schema_fault else ""
+    level = Level.NOTE if fault else Level.OK
+    if (tool.base.metadata or {}).get("changes"):
+        return Probed(
+            "tools", reference, Level.NOTE, f"found; not called, because it says that it changes things{fault}"
+        )
+    for arguments in example_arguments(tool.parameters, _question(brief)):
+        result = await tools.call(name, arguments, brief=brief)
+        if not result.valid:
+            continue
+        call = f"called with {short(json.dumps(arguments, ensure_ascii=False))}"
+        if not result.ok:
+            return Probed("tools", reference, Level.WARNING, f"{call}: {result.error}: is this tool set up?{fault}")
+        text = short(result.passages[0].text) if result.passages else result.note
+        return Probed("tools", reference, level, f"{call}, it returned {text!r}{fault}")
+    untried = "found; its arguments cannot be filled from its schema, so it is called when a role calls it"
+    return Probed("tools", reference, Level.NOTE, f"{untried}{fault}")
+
+
+def example_arguments(schema: Mapping[str, Any], question: str) -> Iterator[dict[str, Any]]:
+    """Arguments that may fit an object's schema: those that it requires, then one or all others with them."""
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    others = [name for name in properties if name not in required]
+    for names in ([], *([name] for name in others), others):
+        examples = {name: _example(properties.get(name), question) for name in (*required, *names)}
+        if UNKNOWN not in examples.values():
+            yield examples
+
+
+def _example(schema: Any, question: str) -> Any:
+    """A value that may fit `schema`; `UNKNOWN` if it does not say what would."""
+    if not isinstance(schema, Mapping):
+        return UNKNOWN
+    choices = [*(schema[key] for key in ("const", "default") if key in schema), *schema.get("enum", ())]
+    if choices := choices or schema.get("examples", ()):
+        return choices[0]
+    if alternatives := [*schema.get("anyOf", ()), *schema.get("oneOf", ())]:
+        return _example(alternatives[0], question)
+    kind = schema.get("type")
+    match kind[0] if isinstance(kind, list) else kind:
+        case "string" if "format" in schema:
+            return FORMATS.get(schema["format"], UNKNOWN)
+        case "string":
+            return (WORD if schema.get("minLength", 0) <= len(WORD) else question)[: schema.get("maxLength")]
+        case "integer" | "number":
+            return schema.get("minimum", min(1, schema.get("maximum", 1)))
+        case "boolean":
+            return False
+        case "array":
+            item = _example(schema.get("items"), question)
+            return [item] * max(1, schema.get("minItems", 1)) if item is not UNKNOWN else UNKNOWN
+        case "object":
+            return next(example_arguments(schema, question), UNKNOWN)
+        case _:
+            return UNKNOWN
+
+
+def _question(brief: Brief) -> str:
+    """The task's question as a query: models write short ones, and a question may be longer than a tool takes."""
+    return shorten(brief.goal, MAX_QUERY, placeholder="") or brief.goal[:MAX_QUERY]
 
 
 async def _called(name: str, config: Config, tools: Toolbox, brief: Brief) -> Probed:
     (spec,) = tools.specs([name])
     (argument,) = spec["function"]["parameters"]["required"]
-    # Models write short queries; a question may be longer than a tool takes.
-    question = shorten(brief.goal, MAX_QUERY, placeholder="") or brief.goal[:MAX_QUERY]
-    query = QUERIES.get(name, question)
+    query = QUERIES.get(name, _question(brief))
     started = time.perf_counter()
     result = await tools.call(name, {argument: query}, brief=brief)
     seconds = time.perf_counter() - started
