@@ -5,24 +5,24 @@ patterns that Python cannot read. What cannot be checked here goes to the tool's
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from langchain_core.utils.json_schema import dereference_refs
 
-_PLAIN = ("type", "properties", "required", "additionalProperties", "$defs", "definitions")
+_USUAL = ("type", "properties", "required", "additionalProperties", "$defs", "definitions")
 _ANNOTATIONS = ("title", "description", "$schema", "$id", "$comment", "examples", "default")
 _TYPES = ("string", "integer", "number", "boolean", "array", "object", "null")
 
 
-def schema_fault(schema: Any, document: Any = None) -> str | None:
+def schema_fault(schema: Any, document: Any) -> str | None:
     """Why arguments cannot be checked by `schema`, a part of `document`; None if they can."""
     from jsonschema import Draft202012Validator
     from jsonschema.validators import validator_for
 
     try:
         validator_for(schema, default=Draft202012Validator).check_schema(schema)
-        dereference_refs({"schema": schema}, full_schema=schema if document is None else document)
+        dereference_refs({"schema": schema}, full_schema=document)
     except Exception as error:  # noqa: BLE001  a foreign schema can be wrong in any way
         return " ".join((str(error).splitlines() or [type(error).__name__])[0].split())
     return None
@@ -42,49 +42,25 @@ def faults(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> Iterator[
         return
 
 
-def plain(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema's parameters in the form that every model server takes: nothing but an object's properties.
+def in_plain_form(schema: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """The schema in the form that every model server takes, and a sentence that says what this form cannot.
 
-    OpenAI and Anthropic refuse `oneOf` and the like beside the properties, so those of all alternatives are listed, and
-    `rule` puts the rest into words.
+    OpenAI and Anthropic refuse `oneOf` and the like beside the properties, so those of all alternatives are listed.
     """
-    parts = list(_parts(schema, schema)) or [{}]
-    listed = [part.get("properties", {}) for part in parts]
-    properties: dict[str, Any] = {}
-    for part in filter(_is_object, listed):
-        properties |= {name: _plain_property(value, schema) for name, value in part.items() if name not in properties}
-    always = [part.get("required") for part in _parts(schema, schema, ("allOf",))]
-    names = [name for part in always if isinstance(part, list) for name in part if isinstance(name, str)]
-    is_open = not all(map(_is_object, listed)) or any({"$ref", "patternProperties"} & set(part) for part in parts)
-    is_open = is_open or any(part.get("additionalProperties", False) is not False for part in parts)
-    extra = parts[0].get("additionalProperties", is_open)
+    top = _inlined({"$ref": schema["$ref"]}, schema) if "$ref" in schema else schema
+    top = top if isinstance(top, Mapping) else {}
+    rest = {key: _inlined(value, schema) for key, value in top.items() if key not in (*_USUAL, *_ANNOTATIONS)}
+    lists = [rest[key] for key in ("oneOf", "anyOf", "allOf") if isinstance(rest.get(key), list)]
+    parts = [*(part for parts in lists for part in parts if isinstance(part, Mapping)), top]
+    listed = [part["properties"] for part in parts if isinstance(part.get("properties"), Mapping)]
+    required = top.get("required")
+    is_open = top.get("additionalProperties", bool(rest) or not isinstance(top.get("properties", {}), Mapping))
     return {
         "type": "object",
-        "properties": properties,
-        "required": list(dict.fromkeys(names)),
-        "additionalProperties": extra if isinstance(extra, bool) else True,
-    }
-
-
-def rule(schema: Mapping[str, Any]) -> str:
-    """What a schema demands beside its properties, such as one of two alternatives, as a sentence; empty if nothing."""
-    top = next(_parts(schema, schema), {})
-    rest = {key: value for key, value in top.items() if key not in (*_PLAIN, *_ANNOTATIONS)}
-    return f"Its arguments must also fit the JSON schema {json.dumps(_inlined(rest, schema))}." if rest else ""
-
-
-def _parts(
-    schema: Any, document: Mapping[str, Any], keys: Iterable[str] = ("allOf", "anyOf", "oneOf", "then", "else")
-) -> Iterator[Mapping[str, Any]]:
-    """The schema and its alternatives, each without a reference at its top where that can be followed."""
-    part = _inlined(schema, document) if _is_object(schema) and "$ref" in schema else schema
-    if not _is_object(part):
-        return
-    yield part
-    for key in keys:
-        choices = part.get(key)
-        for choice in choices if isinstance(choices, list) else (choices,):
-            yield from _parts(choice, document, keys)
+        "properties": {name: _property(value, schema) for part in listed for name, value in part.items()},
+        "required": [name for name in required if isinstance(name, str)] if isinstance(required, list) else [],
+        "additionalProperties": is_open is not False,
+    }, f"Its arguments must also fit the JSON schema {json.dumps(rest)}." if rest else ""
 
 
 def _inlined(schema: Any, document: Mapping[str, Any]) -> Any:
@@ -95,17 +71,10 @@ def _inlined(schema: Any, document: Mapping[str, Any]) -> Any:
         return schema
 
 
-def _plain_property(schema: Any, document: Mapping[str, Any]) -> dict[str, Any]:
-    """One property; a schema that model servers may refuse is told in words."""
-    if _is_object(schema) and schema_fault(schema, document) is None:
+def _property(schema: Any, document: Mapping[str, Any]) -> dict[str, Any]:
+    """One property; a schema that model servers may refuse is put into words."""
+    if isinstance(schema, Mapping) and schema_fault(schema, document) is None:
         return _inlined(schema, document)
-    if schema is True:
-        return {}
-    kind = schema.get("type") if _is_object(schema) else None
-    about = schema.get("description", "") if _is_object(schema) else ""
-    in_words = {"description": f"{about} It must fit the JSON schema {json.dumps(schema)}.".strip()}
-    return {"type": kind, **in_words} if kind in _TYPES else in_words
-
-
-def _is_object(value: Any) -> bool:
-    return isinstance(value, Mapping)
+    parts = schema if isinstance(schema, Mapping) else {}
+    kind = {"type": parts["type"]} if parts.get("type") in _TYPES else {}
+    return {**kind, "description": f"{parts.get('description', '')} It must fit the JSON schema {json.dumps(schema)}."}

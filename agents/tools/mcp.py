@@ -18,13 +18,11 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
 from langchain_core.messages import ToolMessage
 from langchain_core.tools import BaseTool, ToolException
-from pydantic import ValidationError
 
 from agents.tools.text.passages import Passage
 from chimera.config.roles import mcp_tool, tool_name
 from chimera.config.sections.tools import McpServer
 from chimera.core.errors import ConfigError
-from chimera.core.secrets import redact
 from chimera.processes import guard
 
 if TYPE_CHECKING:
@@ -38,6 +36,7 @@ STOP_SECONDS = 10.0
 MOST_PAGES = 100
 """Most pages of a server's list of tools that are read."""
 _SAID, _TAIL = 300, 4000
+_STRAY: list[str] = []
 
 T = TypeVar("T")
 
@@ -45,19 +44,16 @@ T = TypeVar("T")
 class McpTool(BaseTool):
     """A server's tool, whose arguments may have any names; its artifact holds the passages."""
 
-    run_on_server: Callable[[dict[str, Any]], Awaitable[list[Passage]]]
+    coroutine: Callable[[dict[str, Any]], Awaitable[list[Passage]]]
 
     async def ainvoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
         """Run arguments or a tool call. LangChain itself would take arguments called `config` or `self` for its own."""
         is_call = input.get("type") == "tool_call"
-        passages = await self.run_on_server(input["args"] if is_call else input)
+        passages = await self.coroutine(input["args"] if is_call else input)
         text = "\n\n".join(passage.text or passage.caution for passage in passages)
         return ToolMessage(text, name=self.name, tool_call_id=input["id"], artifact=passages) if is_call else text
 
-    async def _arun(self, **arguments: Any) -> list[Passage]:
-        return await self.run_on_server(arguments)
-
-    def _run(self, **arguments: Any) -> list[Passage]:
+    def _run(self, **arguments: Any) -> Any:
         raise NotImplementedError(f"{self.name} runs asynchronously: call it with ainvoke")
 
 
@@ -109,7 +105,7 @@ class McpServers:
             name=name,
             description=tool.description or tool.name,
             args_schema=tool.input_schema,
-            run_on_server=run,
+            coroutine=run,
             metadata={"changes": tool.annotations is not None and tool.annotations.destructive_hint is True},
         )
 
@@ -224,7 +220,7 @@ async def _client(server: McpServer, environment: Mapping[str, str], log: TextIO
     """A connected client. A local server's messages go to `log`."""
     from mcp import Client, StdioServerParameters, stdio_client
 
-    logging.getLogger("mcp.client.stdio").addFilter(_STRAY_LINES)
+    logging.getLogger("mcp.client.stdio").addFilter(_first_stray_line)
     if server.url is None:
         guarded = [guard.__file__, str(os.getpid()), *server.command]
         parameters = StdioServerParameters(command=sys.executable, args=["-I", "-S", *guarded], env=dict(environment))
@@ -248,23 +244,11 @@ async def _accept(name: str, result: "CallToolResult") -> None:
     """Accept a result as it is."""
 
 
-class _StrayLines(logging.Filter):
-    """Says once, in one sentence, that a server's output has a line that is no message; the client skips such lines."""
-
-    first = True
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if not record.exc_info or not isinstance(error := record.exc_info[1], ValidationError):
-            return True
-        line = redact(str(error.errors(include_url=False)[0]["input"]))[:_SAID]
-        record.msg = (
-            f"an MCP server's output has a line that is no message, and is not read (logs go to stderr): {line!r}"
-        )
-        record.exc_info, record.args, is_first, self.first = None, (), self.first, False
-        return is_first
-
-
-_STRAY_LINES = _StrayLines()
+def _first_stray_line(record: logging.LogRecord) -> bool:
+    """Log only the first line of a server's output that is no message, without the client's traceback."""
+    record.msg, record.exc_info = f"{record.msg}: a program of tools.mcp writes other lines to its output", None
+    first, _STRAY[:] = not _STRAY, [record.msg]
+    return first
 
 
 def _passages(name: str, result: "CallToolResult") -> list[Passage]:
@@ -303,8 +287,6 @@ def _part(part: "ContentBlock") -> tuple[str, str]:
 
 def _leaves(value: Any) -> list[str]:
     """The texts and numbers in a JSON value."""
-    if isinstance(value, Mapping):
-        return [leaf for part in value.values() for leaf in _leaves(part)]
-    if isinstance(value, list):
-        return [leaf for part in value for leaf in _leaves(part)]
+    if isinstance(value, Mapping | list):
+        return [leaf for part in (value.values() if isinstance(value, Mapping) else value) for leaf in _leaves(part)]
     return [] if value is None or isinstance(value, bool) else [str(value)]

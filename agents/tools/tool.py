@@ -79,7 +79,7 @@ class Tool:
         """The JSON schema of its arguments, for models. Unknown arguments are refused unless its own schema is open."""
         base = self.base
         if isinstance(base.args_schema, Mapping):
-            base = base.model_copy(update={"args_schema": json_schema.plain(base.args_schema)})
+            base = base.model_copy(update={"args_schema": json_schema.in_plain_form(base.args_schema)[0]})
         function_parameters = convert_to_openai_tool(base)["function"].get("parameters", {})
         schema = {
             "type": "object",
@@ -93,7 +93,7 @@ class Tool:
     def _text(self) -> str:
         """Its OpenAI definition as text: pydantic is slow to make a schema, and text is immutable."""
         schema = self.base.args_schema
-        rule = json_schema.rule(schema) if isinstance(schema, Mapping) else ""
+        rule = json_schema.in_plain_form(schema)[1] if isinstance(schema, Mapping) else ""
         description = " ".join(f"{self.base.description} {rule}".split())
         function = {"name": self.name, "description": description, "parameters": self.parameters}
         return json.dumps({"type": "function", "function": function})
@@ -106,7 +106,7 @@ class Tool:
     def schema_fault(self) -> str | None:
         """Why its arguments cannot be checked here; None if they can."""
         schema = self.base.args_schema
-        return json_schema.schema_fault(schema) if isinstance(schema, Mapping) else None
+        return json_schema.schema_fault(schema, schema) if isinstance(schema, Mapping) else None
 
     def check(self, arguments: object) -> dict[str, Any]:
         """The arguments of a call, if they fit the tool's own schema.

@@ -7,7 +7,7 @@ from textwrap import shorten
 from typing import Any
 
 from agents.tools.text.passages import MAX_QUERY
-from agents.tools.tool import short
+from agents.tools.tool import Tool, short
 from agents.tools.toolbox import Toolbox
 from chimera.config.roles import tool_name
 from chimera.config.tree import Config
@@ -19,7 +19,6 @@ QUERIES: Mapping[str, str] = {"protein_lookup": "TP53", "gene_ontology": "DNA re
 """What tools are asked that do not search by a question."""
 WORD = "zinc"
 """Text for the arguments of other tools; it fits more patterns than a whole question."""
-FORMATS: Mapping[str, str] = {"date": "2020-01-01", "date-time": "2020-01-01T00:00:00Z", "uri": "https://example.org/"}
 UNKNOWN = object()
 """Stands for a value that no schema tells."""
 
@@ -32,25 +31,23 @@ async def tool_findings(config: Config, tools: Toolbox, brief: Brief) -> list[Pr
 
 
 async def _foreign(reference: str, tools: Toolbox, brief: Brief) -> Probed:
-    name = tool_name(reference)
-    tool = tools.tool(name)
+    tool = tools.tool(tool_name(reference))
     fault = f"; its server alone checks its arguments: {tool.schema_fault}" if tool.schema_fault else ""
-    level = Level.NOTE if fault else Level.OK
-    if (tool.base.metadata or {}).get("changes"):
-        return Probed(
-            "tools", reference, Level.NOTE, f"found; not called, because it says that it changes things{fault}"
-        )
+    level, text = Level.NOTE, "found; not called, because it says that it changes things"
+    if not (tool.base.metadata or {}).get("changes"):
+        level, text = await _tried(tool, tools, brief)
+    return Probed("tools", reference, Level.NOTE if fault and level is Level.OK else level, f"{text}{fault}")
+
+
+async def _tried(tool: Tool, tools: Toolbox, brief: Brief) -> tuple[Level, str]:
     for arguments in example_arguments(tool.parameters, _question(brief)):
-        result = await tools.call(name, arguments, brief=brief)
-        if not result.valid:
-            continue
-        call = f"called with {short(json.dumps(arguments, ensure_ascii=False))}"
-        if not result.ok:
-            return Probed("tools", reference, Level.WARNING, f"{call}: {result.error}: is this tool set up?{fault}")
-        text = short(result.passages[0].text) if result.passages else result.note
-        return Probed("tools", reference, level, f"{call}, it returned {text!r}{fault}")
-    untried = "found; its arguments cannot be filled from its schema, so it is called when a role calls it"
-    return Probed("tools", reference, Level.NOTE, f"{untried}{fault}")
+        result = await tools.call(tool.name, arguments, brief=brief)
+        if result.valid:
+            call = f"called with {short(json.dumps(arguments, ensure_ascii=False))}"
+            if not result.ok:
+                return Level.WARNING, f"{call}: {result.error}: is this tool set up?"
+            return Level.OK, f"{call}, it returned {[short(part.text) for part in result.passages] or result.note}"
+    return Level.NOTE, "found; its arguments cannot be filled from its schema, so it is called when a role calls it"
 
 
 def example_arguments(schema: Mapping[str, Any], question: str) -> Iterator[dict[str, Any]]:
@@ -67,28 +64,23 @@ def _example(schema: Any, question: str) -> Any:
     """A value that may fit `schema`; `UNKNOWN` if it does not say what would."""
     if not isinstance(schema, Mapping):
         return UNKNOWN
-    choices = [*(schema[key] for key in ("const", "default") if key in schema), *schema.get("enum", ())]
-    if choices := choices or schema.get("examples", ()):
-        return choices[0]
-    if alternatives := [*schema.get("anyOf", ()), *schema.get("oneOf", ())]:
+    values = [schema["const"]] if "const" in schema else schema.get("enum") or schema.get("examples")
+    if values or "default" in schema:
+        return schema.get("default", values and values[0])
+    if alternatives := schema.get("anyOf") or schema.get("oneOf"):
         return _example(alternatives[0], question)
-    kind = schema.get("type")
-    match kind[0] if isinstance(kind, list) else kind:
-        case "string" if "format" in schema:
-            return FORMATS.get(schema["format"], UNKNOWN)
-        case "string":
-            return (WORD if schema.get("minLength", 0) <= len(WORD) else question)[: schema.get("maxLength")]
-        case "integer" | "number":
-            return schema.get("minimum", min(1, schema.get("maximum", 1)))
-        case "boolean":
-            return False
-        case "array":
-            item = _example(schema.get("items"), question)
-            return [item] * max(1, schema.get("minItems", 1)) if item is not UNKNOWN else UNKNOWN
-        case "object":
-            return next(example_arguments(schema, question), UNKNOWN)
-        case _:
-            return UNKNOWN
+    item = _example(schema.get("items"), question)
+    number = schema.get("minimum", min(1, schema.get("maximum", 1)))
+    examples = {
+        "string": (WORD if schema.get("minLength", 0) <= len(WORD) else question)[: schema.get("maxLength")],
+        "integer": number,
+        "number": number,
+        "boolean": False,
+        "array": UNKNOWN if item is UNKNOWN else [item] * max(1, schema.get("minItems", 1)),
+    }
+    kinds = schema.get("type")
+    kind = str(kinds[0] if isinstance(kinds, list) else kinds)
+    return next(example_arguments(schema, question), UNKNOWN) if kind == "object" else examples.get(kind, UNKNOWN)
 
 
 def _question(brief: Brief) -> str:
