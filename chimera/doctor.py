@@ -78,6 +78,8 @@ def examine(config: "Config", tell: "Tell") -> None:
         tell(Probed("data", config.data.path, Level.FAULT, f"{error} (so nothing else is tried)"))
         return
     tell(Probed("data", config.data.path, Level.OK, dataset.describe()))
+    if note := dataset.search_note():
+        tell(Probed("data", "search", Level.NOTE, note))
     if toy := unread(config.used(), dataset.source):
         tell(Probed("models", "bundled model", Level.WARNING, toy))
     for result in _phases(config, dataset):

@@ -19,7 +19,7 @@ from langchain_core.tools import BaseTool
 from agents.tools.live.http import SearchCache
 from agents.tools.text.passages import Passage, ToolError
 from agents.tools.tool import Tool
-from chimera.config.roles import tool_name
+from chimera.config.roles import target, tool_name
 from chimera.core.errors import ConfigError
 from chimera.core.imports import load_named
 from chimera.core.secrets import redact
@@ -31,12 +31,12 @@ _NOTHING = ("", "null", "[]", "{}")
 
 
 def load_tool(reference: str, setting: str) -> BaseTool:
-    """The LangChain tool `module:name` that `setting` names.
+    """The LangChain tool `module:name` or `module:name as other_name` that `setting` names.
 
     Raises:
         ConfigError: It cannot be imported, or is no LangChain tool.
     """
-    tool = load_named(reference, f"{setting} names {reference!r}")
+    tool = load_named(target(reference), f"{setting} names {reference!r}")
     if isinstance(tool, BaseTool):
         return tool
     if isinstance(tool, type) and issubclass(tool, BaseTool):
@@ -134,7 +134,7 @@ def _is_synchronous(tool: BaseTool) -> bool:
 
 
 def passages_of(name: str, result: Any) -> list[Passage]:
-    """The passages in what a LangChain tool returned: a document each, or one with all of its text.
+    """The passages in what a LangChain tool returned: its own, a document each, or one with all of its text.
 
     Raises:
         ToolError: The tool says that it failed.
@@ -142,9 +142,11 @@ def passages_of(name: str, result: Any) -> list[Passage]:
     text = result.text if isinstance(result, ToolMessage) else str(result)
     if isinstance(result, ToolMessage) and result.status == "error":
         raise ToolError(f"{name} failed ({redact(text)[:_LONGEST_FAILURE]})")
-    documents = result.artifact if isinstance(result, ToolMessage) else None
-    if isinstance(documents, list) and documents and all(isinstance(document, Document) for document in documents):
-        return [_passage(name, number, document) for number, document in enumerate(documents, 1)]
+    parts = result.artifact if isinstance(result, ToolMessage) else None
+    if isinstance(parts, list) and parts and all(isinstance(part, Passage) for part in parts):
+        return parts
+    if isinstance(parts, list) and parts and all(isinstance(part, Document) for part in parts):
+        return [_passage(name, number, document) for number, document in enumerate(parts, 1)]
     return [] if text.strip() in _NOTHING else [Passage(name, "", text)]
 
 

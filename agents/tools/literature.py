@@ -1,7 +1,8 @@
 """The local literature index: BM25 over the data set's abstracts, without their titles and conclusions.
 
 In PubMedQA an article's title is the question itself, so titles in the index would make every search trivial. Ranking
-is SQLite FTS5's BM25 (k1 = 1.2, b = 0.75) over Porter stems.
+is SQLite FTS5's BM25 (k1 = 1.2, b = 0.75) over Porter stems, and over pairs of characters where words have no spaces
+between them.
 """
 
 import re
@@ -10,10 +11,12 @@ from collections.abc import Sequence
 
 from agents.tools.fulltext import TOKENIZER, Database, content_words, match_any
 from agents.tools.text.passages import DocumentLike, Passage, clean
+from chimera.core.unspaced import pairs
 
 _TRIAL = re.compile(
     r"\brandomi[sz](?:ed|ation|ing)\b|\b(?:randomly|were|was) (?:assigned|allocated)\b|\bplacebo\b|\bdouble[- ]blind"
-    r"|\b(?:clinical|controlled|crossover|cross-over|pilot|open-label) trial\b|\bsham\b",
+    r"|\b(?:clinical|controlled|crossover|cross-over|pilot|open-label) trial\b|\bsham\b"
+    r"|随机|隨機|安慰剂|安慰劑|双盲|雙盲|临床试验|臨床試驗|ランダム化|無作為|プラセボ|二重盲検|臨床試験",
     re.IGNORECASE,
 )
 
@@ -38,7 +41,8 @@ class LiteratureIndex:
         connection.execute("CREATE TABLE trials (id INTEGER PRIMARY KEY)")
         rows = list(enumerate(self._passages))
         connection.executemany(
-            "INSERT INTO abstracts (rowid, body) VALUES (?, ?)", [(number, passage.text) for number, passage in rows]
+            "INSERT INTO abstracts (rowid, body) VALUES (?, ?)",
+            [(number, pairs(passage.text, singles=True)) for number, passage in rows],
         )
         connection.executemany(
             "INSERT INTO trials VALUES (?)", [(number,) for number, passage in rows if describes_trial(passage.text)]
@@ -46,7 +50,7 @@ class LiteratureIndex:
 
     def search(self, query: str, limit: int, *, trials_only: bool = False) -> list[Passage]:
         """The best `limit` passages for `query`, which may be any text; best first. Ties keep the documents' order."""
-        words = content_words(query)
+        words = content_words(pairs(query))
         if not words:
             return []
         restriction = "AND rowid IN (SELECT id FROM trials)" if trials_only else ""

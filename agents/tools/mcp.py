@@ -7,32 +7,54 @@ client is used, since langchain-mcp-adapters needs mcp < 2, and LiteLLM mcp >= 2
 
 import asyncio
 import json
+import logging
 import os
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
-from langchain_core.tools import BaseTool, StructuredTool, ToolException
+from langchain_core.messages import ToolMessage
+from langchain_core.tools import BaseTool, ToolException
 
-from chimera.config.roles import MCP, tool_name
+from agents.tools.text.passages import Passage
+from chimera.config.roles import mcp_tool, tool_name
 from chimera.config.sections.tools import McpServer
 from chimera.core.errors import ConfigError
 from chimera.processes import guard
 
 if TYPE_CHECKING:
     from mcp import Client
-    from mcp.types import CallToolResult
-    from mcp.types import Tool as McpTool
+    from mcp.types import CallToolResult, ContentBlock
+    from mcp.types import Tool as McpDefinition
 
 START_SECONDS = 60.0
 """Limit of the start of a server. Some are downloaded first."""
 STOP_SECONDS = 10.0
+MOST_PAGES = 100
+"""Most pages of a server's list of tools that are read."""
 _SAID, _TAIL = 300, 4000
+_STRAY: list[str] = []
 
 T = TypeVar("T")
+
+
+class McpTool(BaseTool):
+    """A server's tool, whose arguments may have any names; its artifact holds the passages."""
+
+    coroutine: Callable[[dict[str, Any]], Awaitable[list[Passage]]]
+
+    async def ainvoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
+        """Run arguments or a tool call. LangChain itself would take arguments called `config` or `self` for its own."""
+        is_call = input.get("type") == "tool_call"
+        passages = await self.coroutine(input["args"] if is_call else input)
+        text = "\n\n".join(passage.text or passage.caution for passage in passages)
+        return ToolMessage(text, name=self.name, tool_call_id=input["id"], artifact=passages) if is_call else text
+
+    def _run(self, **arguments: Any) -> Any:
+        raise NotImplementedError(f"{self.name} runs asynchronously: call it with ainvoke")
 
 
 class McpServers:
@@ -49,22 +71,22 @@ class McpServers:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def tool(self, reference: str, setting: str) -> BaseTool:
-        """The tool `mcp:SERVER/TOOL` that `setting` names.
+        """The tool `mcp:SERVER/TOOL` or `mcp:SERVER/TOOL as NAME` that `setting` names.
 
         Raises:
             ConfigError: The server cannot be started or reached, or has no such tool.
         """
-        name = reference.removeprefix(MCP).partition("/")[0]
+        name, server_tool = mcp_tool(reference)
         if name not in self._sessions:
             session = Session(f"tools.mcp.{name}", self._servers[name], self._secrets)
             self._wait(session.open(), START_SECONDS)
             self._sessions[name] = session
         session = self._sessions[name]
-        local_name = tool_name(reference)
-        if local_name not in session.tools:
+        if server_tool not in session.tools:
             there = ", ".join(session.tools) or "none"
-            raise ConfigError(f"{setting} names {reference!r}, but the tools of tools.mcp.{name} are {there}")
-        return self._langchain(session, session.tools[local_name])
+            more = f" (its list goes on after {MOST_PAGES} pages, which are not read)" if session.has_more else ""
+            raise ConfigError(f"{setting} names {reference!r}, but the tools of tools.mcp.{name} are {there}{more}")
+        return self._langchain(session, session.tools[server_tool], tool_name(reference))
 
     def close(self) -> None:
         """End the sessions, and the servers that were started for them."""
@@ -74,12 +96,17 @@ class McpServers:
             self._loop.call_soon_threadsafe(self._loop.stop)
         self._sessions, self._loop = {}, None
 
-    def _langchain(self, session: "Session", tool: "McpTool") -> BaseTool:
-        async def call(**arguments: Any) -> str:
-            return await asyncio.wrap_future(self._submit(session.call(tool.name, arguments)))
+    def _langchain(self, session: "Session", tool: "McpDefinition", name: str) -> BaseTool:
+        async def run(arguments: dict[str, Any]) -> list[Passage]:
+            result = await asyncio.wrap_future(self._submit(session.call(tool.name, arguments)))
+            return _passages(name, result)
 
-        return StructuredTool(
-            name=tool.name, description=tool.description or tool.name, args_schema=tool.input_schema, coroutine=call
+        return McpTool(
+            name=name,
+            description=tool.description or tool.name,
+            args_schema=tool.input_schema,
+            coroutine=run,
+            metadata={"changes": tool.annotations is not None and tool.annotations.destructive_hint is True},
         )
 
     def _wait(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
@@ -107,31 +134,37 @@ class Session:
         self._client: asyncio.Future[Client] | None = None
         self._end = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self.tools: dict[str, McpTool] = {}
+        self.tools: dict[str, McpDefinition] = {}
+        self.has_more = False
 
     async def open(self) -> None:
         """Connect, and ask for the server's tools; raises ConfigError if the server cannot be started or reached."""
         try:
             client = await self._connected()
-            self.tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+            await self._list_tools(client)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  told as one sentence
             await self.close()
             how = self._server.url or " ".join(self._server.command)
             raise ConfigError(f"{self._setting} ({how}) does not work as an MCP server: {self._why(error)}") from None
 
-    async def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """What a tool returned, as text; raises ToolException if the tool failed."""
+    async def _list_tools(self, client: "Client") -> None:
+        cursor: str | None = None
+        for _ in range(MOST_PAGES):
+            page = await client.list_tools(cursor=cursor)
+            self.tools |= {tool.name: tool for tool in page.tools}
+            cursor = page.next_cursor
+            if not cursor:
+                return
+        self.has_more = True
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> "CallToolResult":
         client = await self._connected()
         try:
-            result = await client.call_tool(name, arguments)
+            return await client.call_tool(name, arguments)
         except Exception:
             if self._client is not None and self._client.done() and self._client.result() is client:
                 await self.close()  # It may be broken, and opening another costs little.
             raise
-        text = _text(result)
-        if result.is_error:
-            raise ToolException(text or "it did not say why")
-        return text
 
     async def close(self) -> None:
         task, client, self._task, self._client = self._task, self._client, None, None
@@ -152,6 +185,8 @@ class Session:
     async def _run(self, ready: "asyncio.Future[Client]", end: asyncio.Event) -> None:
         try:
             async with _client(self._server, self._environment, self._log) as client:
+                # What a tool returned is read, whether or not it fits the output schema of its server.
+                client.session.validate_tool_result = _accept  # pyright: ignore[reportAttributeAccessIssue]
                 ready.set_result(client)
                 await end.wait()
         except Exception as error:  # noqa: BLE001  whoever waits gets it; a session that ends badly is over
@@ -185,9 +220,11 @@ async def _client(server: McpServer, environment: Mapping[str, str], log: TextIO
     """A connected client. A local server's messages go to `log`."""
     from mcp import Client, StdioServerParameters, stdio_client
 
+    logging.getLogger("mcp.client.stdio").addFilter(_first_stray_line)
     if server.url is None:
         guarded = [guard.__file__, str(os.getpid()), *server.command]
         parameters = StdioServerParameters(command=sys.executable, args=["-I", "-S", *guarded], env=dict(environment))
+        parameters.encoding_error_handler = "replace"
         async with Client(stdio_client(parameters, errlog=log)) as client:
             yield client
         return
@@ -203,11 +240,53 @@ async def _client(server: McpServer, environment: Mapping[str, str], log: TextIO
         yield client
 
 
-def _text(result: "CallToolResult") -> str:
-    """The texts of a result; its structured content if it has none."""
-    from mcp.types import TextContent
+async def _accept(name: str, result: "CallToolResult") -> None:
+    """Accept a result as it is."""
 
-    texts: Sequence[str] = [part.text for part in result.content if isinstance(part, TextContent)]
-    if texts or result.structured_content is None:
-        return "\n\n".join(texts)
-    return json.dumps(result.structured_content, ensure_ascii=False)
+
+def _first_stray_line(record: logging.LogRecord) -> bool:
+    """Log only the first line of a server's output that is no message, without the client's traceback."""
+    record.msg, record.exc_info = f"{record.msg}: a program of tools.mcp writes other lines to its output", None
+    first, _STRAY[:] = not _STRAY, [record.msg]
+    return first
+
+
+def _passages(name: str, result: "CallToolResult") -> list[Passage]:
+    """The texts of a result as one passage, and a passage with a caution for each part that holds no text.
+
+    Raises:
+        ToolException: The tool failed.
+    """
+    parts = [_part(part) for part in result.content]
+    texts = [text for text, _ in parts if text.strip()]
+    if not all(leaf in " ".join(texts) for leaf in _leaves(result.structured_content)):
+        texts.append(json.dumps(result.structured_content, ensure_ascii=False))
+    unread = [f"{name} returned {what}" for _, what in parts if what]
+    if result.is_error:
+        raise ToolException(" ".join([*texts, *unread]) or "it did not say why")
+    whole = [Passage(name, "", "\n\n".join(texts))] if texts else []
+    return whole + [Passage(name, "", "", caution=what) for what in unread]
+
+
+def _part(part: "ContentBlock") -> tuple[str, str]:
+    """The text of one part of a result, or in words what it is."""
+    from mcp.types import EmbeddedResource, ResourceLink, TextContent, TextResourceContents
+
+    if isinstance(part, TextContent):
+        return part.text, ""
+    if isinstance(part, ResourceLink):
+        about = f" ({part.description})" if part.description else ""
+        return "", f"a link, which was not followed: {part.title or part.name} {part.uri}{about}"
+    if isinstance(part, EmbeddedResource):
+        content = part.resource
+        if isinstance(content, TextResourceContents):
+            return content.text, ""
+        return "", f"the file {content.uri} ({content.mime_type or 'of no known type'}), which cannot be read as text"
+    return "", f"{part.type} ({part.mime_type}), which cannot be read as text"
+
+
+def _leaves(value: Any) -> list[str]:
+    """The texts and numbers in a JSON value."""
+    if isinstance(value, Mapping | list):
+        return [leaf for part in (value.values() if isinstance(value, Mapping) else value) for leaf in _leaves(part)]
+    return [] if value is None or isinstance(value, bool) else [str(value)]

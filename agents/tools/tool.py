@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -11,6 +11,7 @@ from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
+from agents.tools import json_schema
 from agents.tools.text.passages import Passage, clean
 
 Search = Callable[[str], Awaitable[Sequence[Passage]]]
@@ -76,7 +77,10 @@ class Tool:
     @cached_property
     def parameters(self) -> Mapping[str, Any]:
         """The JSON schema of its arguments, for models. Unknown arguments are refused unless its own schema is open."""
-        function_parameters = convert_to_openai_tool(self.base)["function"].get("parameters", {})
+        base = self.base
+        if isinstance(base.args_schema, Mapping):
+            base = base.model_copy(update={"args_schema": json_schema.in_plain_form(base.args_schema)[0]})
+        function_parameters = convert_to_openai_tool(base)["function"].get("parameters", {})
         schema = {
             "type": "object",
             "properties": function_parameters.get("properties", {}),
@@ -88,13 +92,21 @@ class Tool:
     @cached_property
     def _text(self) -> str:
         """Its OpenAI definition as text: pydantic is slow to make a schema, and text is immutable."""
-        description = " ".join(self.base.description.split())
+        schema = self.base.args_schema
+        rule = json_schema.in_plain_form(schema)[1] if isinstance(schema, Mapping) else ""
+        description = " ".join(f"{self.base.description} {rule}".split())
         function = {"name": self.name, "description": description, "parameters": self.parameters}
         return json.dumps({"type": "function", "function": function})
 
     def spec(self) -> dict[str, Any]:
         """A new OpenAI tool definition of the tool."""
         return json.loads(self._text)
+
+    @cached_property
+    def schema_fault(self) -> str | None:
+        """Why its arguments cannot be checked here; None if they can."""
+        schema = self.base.args_schema
+        return json_schema.schema_fault(schema, schema) if isinstance(schema, Mapping) else None
 
     def check(self, arguments: object) -> dict[str, Any]:
         """The arguments of a call, if they fit the tool's own schema.
@@ -120,7 +132,8 @@ class Tool:
     def _faults(self, arguments: dict[str, Any]) -> list[str]:
         schema = self.base.args_schema
         if isinstance(schema, Mapping):
-            return list(_faults_of_json(schema, arguments))
+            places = json_schema.faults(schema, arguments)
+            return [short(f"{place}: {fault}" if place else fault) for place, fault in places]
         if isinstance(schema, type) and issubclass(schema, BaseModel):
             call_schema = self.base.tool_call_schema
             # LangChain fills injected arguments in; the smaller schema lacks them, but also the validators.
@@ -137,10 +150,10 @@ class Tool:
         return f"{self.name} takes {{{parameters}}}"
 
 
-def short(text: str) -> str:
-    """`text` as one line of at most 80 characters."""
+def short(text: str, longest: int = _SHOWN) -> str:
+    """`text` as one line of at most `longest` characters."""
     text = re.sub(r"\s+", " ", clean(text))
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+    return text if len(text) <= longest else text[: longest - 3] + "..."
 
 
 def _faults_of_model(schema: type[BaseModel], arguments: dict[str, Any]) -> list[str]:
@@ -154,16 +167,10 @@ def _faults_of_model(schema: type[BaseModel], arguments: dict[str, Any]) -> list
     return []
 
 
-def _faults_of_json(schema: Mapping[str, Any], arguments: dict[str, Any]) -> Iterable[str]:
-    from jsonschema import Draft202012Validator
-
-    for fault in Draft202012Validator(schema).iter_errors(arguments):
-        place = ".".join(map(str, fault.absolute_path))
-        yield short(f"{place}: {fault.message}" if place else fault.message)
-
-
-def _words(schema: Mapping[str, Any]) -> str:
+def _words(schema: Any) -> str:
     """What one argument may be, in words."""
+    if not isinstance(schema, Mapping):
+        return "anything"
     if "enum" in schema or "const" in schema:
         return "one of " + ", ".join(json.dumps(value) for value in schema.get("enum", [schema.get("const")]))
     if "anyOf" in schema:

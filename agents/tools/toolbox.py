@@ -6,14 +6,14 @@ passages, an empty result that says so, or an error in one sentence.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from agents.tools.foreign import foreign_tool, load_tool
 from agents.tools.leaks import is_source
 from agents.tools.mcp import McpServers
 from agents.tools.own import own_tools
 from agents.tools.text.excerpts import excerpt
-from agents.tools.text.passages import DocumentLike, Passage, ToolError, clean
+from agents.tools.text.passages import DocumentLike, Passage, ToolError, caution_of, clean
 from agents.tools.tool import ArgumentError, Tool, short
 from chimera.config.roles import MCP, RolesConfig
 from chimera.config.sections.tools import ToolsConfig
@@ -29,7 +29,8 @@ class ToolResult:
     """The result of one tool call.
 
     `valid` is False if the tool does not exist or its arguments do not fit. `ok` is False if the call failed for any
-    reason. A search that finds nothing is ok: `passages` is empty and `note` names the query.
+    reason. A search that finds nothing is ok: `passages` is empty and `note` names the query. `note` also tells of what
+    was found and is no evidence, such as a retracted article: roles can quote `passages` alone.
     """
 
     tool: str
@@ -40,7 +41,7 @@ class ToolResult:
     note: str | None = None
 
     def content(self) -> dict[str, Any]:
-        """The payload of the tool message: {"results": [{"id", "text"}, ...]}, with "note" when empty, or {"error"}."""
+        """The payload of the tool message: {"results": [{"id", "text"}, ...]}, "note" if there is one, or {"error"}."""
         if self.error is not None:
             return {"error": self.error}
         results = [{"id": passage.id, "text": passage.text} for passage in self.passages]
@@ -58,8 +59,11 @@ class Toolbox:
         max_chars: int,
         conclusions: Mapping[str, Fingerprint] | None = None,
         block_source: bool = True,
+        retracted: Literal["omit", "mark"] = "omit",
     ) -> None:
         """Offer `tools`; each result has at most `results` passages of at most `max_chars` characters.
+
+        `retracted` says whether the note shows the text of what is no evidence.
 
         `block_source` removes the article behind the task's question from live results, and results that quote its
         conclusion (`conclusions`, by task id). Switch it off only for questions without an answer key.
@@ -69,10 +73,15 @@ class Toolbox:
         self._max_chars = max_chars
         self._conclusions = conclusions or {}
         self._block_source = block_source
+        self._retracted = retracted
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self._tools)
+
+    def tool(self, name: str) -> Tool:
+        """The tool that models know as `name`; raises KeyError."""
+        return self._tools[name]
 
     def specs(self, names: Sequence[str]) -> list[dict[str, Any]]:
         """OpenAI tool definitions of `names`, in that order; raises KeyError for an unknown name."""
@@ -95,8 +104,20 @@ class Toolbox:
         if tool.live and self._block_source:
             conclusion = self._conclusions.get(brief.id)
             hits = [passage for passage in hits if not is_source(passage, brief, conclusion)]
-        passages = tuple(self._shorten(passage, text) for passage in hits[: self._results])
-        return ToolResult(name, ok=True, passages=passages, note=None if passages else f"no match for {short(text)!r}")
+        cautions = {passage: passage.caution or caution_of(passage.title) for passage in hits} if tool.live else {}
+        evidence = [passage for passage in hits if not cautions.get(passage)]
+        passages = tuple(self._shorten(passage, text) for passage in evidence[: self._results])
+        notes = [self._no_evidence(passage, why, text) for passage, why in cautions.items() if why]
+        nothing = None if passages else f"no match for {short(text)!r}"
+        return ToolResult(name, ok=True, passages=passages, note="; ".join(notes) or nothing)
+
+    def _no_evidence(self, passage: Passage, why: str, query: str) -> str:
+        """What a role is told of a passage that it may not quote."""
+        if not passage.text:
+            return short(why, self._max_chars)
+        shown = self._shorten(passage, query)
+        no_evidence = f"{shown.id} is no evidence ({short(why)})"
+        return f"{no_evidence}: {shown.text}" if self._retracted == "mark" else f"{no_evidence} and is left out"
 
     def _shorten(self, passage: Passage, query: str) -> Passage:
         return replace(
@@ -131,6 +152,7 @@ def build_toolbox(
         max_chars=config.max_chars,
         conclusions=conclusions,
         block_source=block_source,
+        retracted=config.retracted,
     )
 
 

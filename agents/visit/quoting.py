@@ -15,6 +15,7 @@ from agents.tools.text.excerpts import GAP, cut, split_sentences
 from agents.visit.prompting import Message, options_in, read_payload, response_format
 from chimera.config.sections.society import Quotes
 from chimera.core.quotes import MIN_QUOTE_WORDS, missing_quotes
+from chimera.core.unspaced import count_words
 
 MAX_ENUM = 250
 """Longer lists of sentences are left out: OpenAI's structured outputs limit long enums. `numbered` needs less space."""
@@ -57,7 +58,7 @@ def sentences(texts: Iterable[str]) -> list[str]:
     `MAX_QUOTE` are cut between words.
     """
     parts = (sentence.text.removeprefix(GAP).strip() for text in texts for sentence in split_sentences(text))
-    cuts = (cut(part, MAX_QUOTE) for part in parts if len(part.split()) >= MIN_QUOTE_WORDS)
+    cuts = (cut(part, MAX_QUOTE) for part in parts if count_words(part) >= MIN_QUOTE_WORDS)
     return list(dict.fromkeys(cuts))
 
 

@@ -14,13 +14,29 @@ OWN_TOOLS = (LITERATURE, TRIALS, PROTEIN, ONTOLOGY)
 """Chimera's own tools; `tools` names their back ends."""
 MCP = "mcp:"
 """Start of the reference to an MCP server's tool: mcp:SERVER/TOOL."""
+AS = " as "
+"""Stands between a tool of others and the name that roles know it by: mcp:SERVER/TOOL as NAME."""
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """The names of tools that OpenAI-compatible servers accept."""
 
 
+def target(reference: str) -> str:
+    """The tool that a reference names, without the name that it gives it."""
+    return reference.rpartition(AS)[0] or reference
+
+
+def mcp_tool(reference: str) -> tuple[str, str]:
+    """The server and its own name of the tool in mcp:server/tool; the tool's name may hold any characters."""
+    server, _, name = target(reference).removeprefix(MCP).partition("/")
+    return server, name
+
+
 def tool_name(reference: str) -> str:
-    """The name by which models know a tool: its own name, or what follows the colon (module:name, mcp:server/name)."""
-    return re.split("[:/]", reference)[-1]
+    """The name by which models know a tool: the one after "as", else its own in module:name or mcp:server/name."""
+    renamed, _, name = reference.rpartition(AS)
+    if renamed:
+        return name.strip()
+    return mcp_tool(reference)[1] if reference.startswith(MCP) else reference.rpartition(":")[2]
 
 
 def is_foreign(reference: str) -> bool:
@@ -35,7 +51,7 @@ class RoleConfig(ConfigSection):
     tools: tuple[str, ...] = Field(
         default=(),
         description=f"tools that it may call: {', '.join(OWN_TOOLS)}, module:name (any LangChain tool), or "
-        "mcp:server/tool (a server in tools.mcp)",
+        "mcp:server/tool (a server in tools.mcp); both may be followed by `as name`, the name that models know",
     )
 
     @field_validator("tools")
@@ -47,12 +63,12 @@ class RoleConfig(ConfigSection):
                 raise ValueError(
                     f"there is no tool {reference!r}: {hint} (or module:name of a LangChain tool, or mcp:server/tool)"
                 )
-            if reference.startswith(MCP) and not re.fullmatch(rf"{MCP}\w+/.+", reference):
+            if reference.startswith(MCP) and not re.fullmatch(rf"{MCP}\w+/.+", target(reference)):
                 raise ValueError(f"{reference!r} must be mcp:server/tool, with a server of tools.mcp")
             if not _NAME.fullmatch(tool_name(reference)):
                 raise ValueError(
                     f"the name {tool_name(reference)!r} of the tool {reference!r} is not one that model servers accept "
-                    "(1 to 64 letters, digits, _ and -)"
+                    f"(1 to 64 letters, digits, _ and -): give it another, as in '{target(reference)}{AS}NAME'"
                 )
         return references
 
@@ -90,7 +106,7 @@ class RolesConfig(ConfigSection):
     def mcp(self) -> dict[str, str]:
         """The MCP server of each tool that belongs to one, by the tool's reference."""
         of_servers = (reference for reference in self.foreign() if reference.startswith(MCP))
-        return {reference: reference.removeprefix(MCP).partition("/")[0] for reference in of_servers}
+        return {reference: mcp_tool(reference)[0] for reference in of_servers}
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
@@ -100,7 +116,7 @@ class RolesConfig(ConfigSection):
             if tools.setdefault(name, reference) != reference:
                 raise ValueError(
                     f"two tools are called {name!r}, {tools[name]} and {reference}: models know tools by this name, so "
-                    "give one of them another"
+                    f"give one of them another, as in '{target(reference)}{AS}NAME'"
                 )
         return self
 

@@ -149,7 +149,8 @@ class Config(ConfigSection):
         if self.tools.local:
             reasons["tools.retries"] = "no back end uses the network (all are 'local')"
             if not self.roles.foreign():
-                reasons["tools.timeout_s"] = "all back ends are 'local', and roles have Chimera's own tools only"
+                only_local = "all back ends are 'local', and roles have Chimera's own tools only"
+                reasons["tools.timeout_s"] = reasons["tools.retracted"] = only_local
         if self.tools.protein != "local" and self.tools.ontology != "local":
             reasons["tools.database"] = "tools.protein and tools.ontology are both live"
         for role, slot in self.roles.slots().items():

@@ -11,8 +11,13 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from html import unescape
 
+from chimera.core.unspaced import CHARACTERS, count_words, starts_run
+
 MIN_QUOTE_WORDS = 3
 """Fewest words of a quote. Shorter fragments occur in almost any text, so they never count as found."""
+_LETTER = f"[^\\W{CHARACTERS}]"
+"""A letter or digit of a script with spaces between words."""
+_BROKEN_RUN = re.compile(rf"(?<=[{CHARACTERS}]) (?=[{CHARACTERS}])")
 
 
 def normalise(text: str) -> str:
@@ -24,15 +29,15 @@ def occurs(quote: str, texts: Iterable[str]) -> bool:
     """True if `quote` occurs verbatim in one of `texts`, ignoring white space.
 
     A quote may not begin or end inside a word or a number: 'p=0.1' is not a quote of 'p=0.13'. Fragments of fewer than
-    `MIN_QUOTE_WORDS` words count as not found.
+    `MIN_QUOTE_WORDS` words count as not found. Where no spaces stand between words, a quote may begin at any letter.
     """
-    phrase = normalise(quote)
-    if len(phrase.split()) < MIN_QUOTE_WORDS:
+    phrase = _BROKEN_RUN.sub("", normalise(quote))
+    if count_words(phrase) < MIN_QUOTE_WORDS:
         return False
-    before = r"(?<!\w)(?<!\d[.,])" if phrase[0].isalnum() else ""
-    after = r"(?!\w)(?![.,]\d)" if phrase[-1].isalnum() else ""
+    before = rf"(?<!{_LETTER})(?<!\d[.,])" if phrase[0].isalnum() and not starts_run(phrase[0]) else ""
+    after = rf"(?!{_LETTER})(?![.,]\d)" if phrase[-1].isalnum() and not starts_run(phrase[-1]) else ""
     pattern = re.compile(before + re.escape(phrase) + after)
-    return any(pattern.search(normalise(text)) for text in texts)
+    return any(pattern.search(_BROKEN_RUN.sub("", normalise(text))) for text in texts)
 
 
 def missing_quotes(quotes: Iterable[str], texts: Iterable[str]) -> list[str]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from chimera.core.errors import DataError
 from chimera.core.quotes import Fingerprint, fingerprint
 from chimera.core.types import SOURCE_NAMES, Label, ResearchTask, Source, abstract_text, labels_of
+from chimera.core.unspaced import is_other_script
 from chimera.data.splits import check_disjoint, hold_out, official_split, three_way_split
 
 if TYPE_CHECKING:
@@ -72,6 +73,18 @@ class Dataset:
     def conclusions(self) -> dict[str, Fingerprint]:
         """Fingerprints of the tasks' conclusions, by task id. Live search must not show texts that match."""
         return {task.id: fingerprint(task.long_answer, task.id) for task in self.tasks}
+
+    def search_note(self) -> str | None:
+        """What local searches do not find where most abstracts are not in Latin letters; None if most are."""
+        documents = self.documents()
+        others = sum(is_other_script(document.text) for document in documents)
+        if 2 * others <= len(documents):
+            return None
+        return (
+            f"{others} of {len(documents)} abstracts are not in Latin letters: local searches find their words only in "
+            "the form and characters in which they are written (traditional characters do not find simplified ones), "
+            "clinical_trials only Chinese and Japanese trials, and protein_lookup and gene_ontology know English names"
+        )
 
     def describe(self) -> str:
         """One line such as "generated tasks, levels 1-4, seed 0: 600 train / 200 validation / 200 test"."""
@@ -192,7 +205,8 @@ def main(argv: list[str]) -> int | None:
     console = Console()
     console.print(sample_table(dataset, arguments.rows))
     console.print(label_line(dataset), markup=False, highlight=False)
-    console.print(dataset.describe(), markup=False, highlight=False)
+    for line in filter(None, (dataset.describe(), dataset.search_note())):
+        console.print(line, markup=False, highlight=False)
     return None
 
 

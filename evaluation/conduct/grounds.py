@@ -14,6 +14,7 @@ from agents.tools.text.passages import Passage
 from chimera.config.sections.tools import ToolsConfig
 from chimera.core.quotes import occurs
 from chimera.core.types import Source
+from chimera.core.unspaced import pairs
 
 STEM = 5
 """Two words count as the same if their first `STEM` letters are equal."""
@@ -156,4 +157,4 @@ class Rule:
 
 def _stems(text: str) -> set[str]:
     """Content words without their endings."""
-    return {word[:STEM] for word in re.findall(r"\w+", text.lower()) if word not in STOP_WORDS}
+    return {word[:STEM] for word in re.findall(r"\w+", pairs(text.lower())) if word not in STOP_WORDS}

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from pydantic import BaseModel, Field
+from pydantic import AliasPath, BaseModel, Field
 
 from agents.tools.fulltext import content_words
 from agents.tools.live.http import SPARE, LiveHttp, SearchCache
@@ -10,10 +10,6 @@ from agents.tools.ontology.database import go_id
 from agents.tools.text.passages import Passage, Query
 
 SERVICE = "QuickGO"
-
-
-class _Definition(BaseModel):
-    text: str = ""
 
 
 class _Synonym(BaseModel):
@@ -25,7 +21,7 @@ class _Term(BaseModel):
     name: str = ""
     aspect: str = ""
     obsolete: bool = Field(default=False, alias="isObsolete")
-    definition: _Definition = Field(default_factory=_Definition)
+    definition: str = Field(default="", validation_alias=AliasPath("definition", "text"))
     synonyms: list[_Synonym] = Field(default_factory=list)
 
 
@@ -64,8 +60,8 @@ def _passage(term: _Term) -> Passage:
     aspect = f", {term.aspect.replace('_', ' ')}" if term.aspect else ""
     synonyms = "; ".join(synonym.name for synonym in term.synonyms[:6] if synonym.name)
     text = f"{term.name} ({term.id}{aspect})."
-    if term.definition.text:
-        text += f" Definition: {term.definition.text}"
+    if term.definition:
+        text += f" Definition: {term.definition}"
     if synonyms:
         text += f" Synonyms: {synonyms}."
     return Passage(term.id, term.name, text, f"https://www.ebi.ac.uk/QuickGO/term/{term.id}")

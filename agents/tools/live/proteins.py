@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from pydantic import BaseModel, Field
+from pydantic import AliasPath, BaseModel, Field
 
 from agents.tools.fulltext import content_words
 from agents.tools.live.http import SPARE, LiveHttp, SearchCache
@@ -14,37 +14,33 @@ SERVICE = "UniProt"
 _ACCESSION = re.compile(r"[OPQ][0-9][A-Z0-9]{3}[0-9]|[A-NR-Z][0-9](?:[A-Z][A-Z0-9]{2}[0-9]){1,2}", re.IGNORECASE)
 
 
-class _Value(BaseModel):
+class _Text(BaseModel):
     value: str = ""
 
 
-class _Name(BaseModel):
-    full: _Value = Field(default_factory=_Value, alias="fullName")
-
-
-class _ProteinDescription(BaseModel):
-    recommended: _Name | None = Field(default=None, alias="recommendedName")
-    submitted: list[_Name] = Field(default_factory=list, alias="submissionNames")
+class _Submission(BaseModel):
+    name: str = Field(default="", validation_alias=AliasPath("fullName", "value"))
 
 
 class _Gene(BaseModel):
-    name: _Value = Field(default_factory=_Value, alias="geneName")
-
-
-class _Organism(BaseModel):
-    name: str = Field(default="", alias="scientificName")
+    name: str = Field(default="", validation_alias=AliasPath("geneName", "value"))
 
 
 class _Comment(BaseModel):
     kind: str = Field(default="", alias="commentType")
-    texts: list[_Value] = Field(default_factory=list)
+    texts: list[_Text] = Field(default_factory=list)
 
 
 class _Entry(BaseModel):
     accession: str = Field(alias="primaryAccession")
-    description: _ProteinDescription = Field(default_factory=_ProteinDescription, alias="proteinDescription")
+    recommended: str = Field(
+        default="", validation_alias=AliasPath("proteinDescription", "recommendedName", "fullName", "value")
+    )
+    submitted: list[_Submission] = Field(
+        default=[], validation_alias=AliasPath("proteinDescription", "submissionNames")
+    )
     genes: list[_Gene] = Field(default_factory=list)
-    organism: _Organism = Field(default_factory=_Organism)
+    organism: str = Field(default="", validation_alias=AliasPath("organism", "scientificName"))
     comments: list[_Comment] = Field(default_factory=list)
 
 
@@ -97,11 +93,10 @@ class UniProt:
 
 
 def _passage(entry: _Entry) -> Passage:
-    described = entry.description
-    candidates = [*([described.recommended] if described.recommended else []), *described.submitted]
-    name = next((candidate.full.value for candidate in candidates if candidate.full.value), entry.accession)
-    gene = next((f"gene {gene.name.value}; " for gene in entry.genes if gene.name.value), "")
-    organism = f"{entry.organism.name}; " if entry.organism.name else ""
+    submitted = (submission.name for submission in entry.submitted)
+    name = next(filter(None, (entry.recommended, *submitted, entry.accession)))
+    gene = next((f"gene {gene.name}; " for gene in entry.genes if gene.name), "")
+    organism = f"{entry.organism}; " if entry.organism else ""
     function = " ".join(
         strip_evidence(text.value) for comment in entry.comments if comment.kind == "FUNCTION" for text in comment.texts
     )

@@ -13,6 +13,21 @@ from agents.tools.text.passages import Passage, Query, ToolError
 SERVICE = "PubMed"
 NCBI_KEY = "NCBI_API_KEY"
 
+_TITLES = ("MedlineCitation/Article/ArticleTitle", "BookDocument/ArticleTitle", "BookDocument/Book/BookTitle")
+_ABSTRACTS = (
+    "MedlineCitation/Article/Abstract",
+    "BookDocument/Abstract",
+    "MedlineCitation/OtherAbstract[@Language='eng']",
+    "MedlineCitation/OtherAbstract",
+)
+_KINDS = {"retracted publication": "retracted"}
+_NOTICES = {
+    "retractionin": "retracted",
+    "partialretractionin": "retracted in part",
+    "retractedandrepublishedin": "retracted and published anew",
+    "expressionofconcernin": "under an expression of concern",
+}
+
 
 class _Found(BaseModel):
     idlist: list[str] = Field(default_factory=list)
@@ -82,25 +97,43 @@ class PubMed:
             raise ToolError(f"{SERVICE} answered 200 with malformed XML: {str(error)[:120]}") from error
         if root.tag != "PubmedArticleSet":
             raise ToolError(f"{SERVICE} answered 200 with <{root.tag[:40]}> where <PubmedArticleSet> was expected")
-        passages = {passage.id: passage for article in root.iter("PubmedArticle") if (passage := _passage(article))}
+        articles = [article for article in root if article.tag in ("PubmedArticle", "PubmedBookArticle")]
+        passages = {passage.id: passage for article in articles if (passage := _passage(article))}
         return [passages[id_] for id_ in ids if id_ in passages]
 
 
 def _passage(article: ElementTree.Element) -> Passage | None:
-    """One article as a passage; None without PMID or abstract."""
-    pmid = element_text(article.find("MedlineCitation/PMID"))
-    parts = article.findall("MedlineCitation/Article/Abstract/AbstractText")
-    sections = [(part.get("Label", ""), element_text(part)) for part in parts]
-    text = " ".join(f"{label}: {body}" if label else body for label, body in sections if body)
+    """One article, or one chapter or book, as a passage; None without PMID or abstract."""
+    pmid = element_text(article.find("./*/PMID"))
+    text = next(filter(None, map(_abstract, (article.find(path) for path in _ABSTRACTS))), "")
     if not pmid or not text:
         return None
-    title = element_text(article.find("MedlineCitation/Article/ArticleTitle"))
-    linked = map(element_text, [*_about(article), *article.findall("PubmedData/ArticleIdList/ArticleId")])
+    title = next(filter(None, (element_text(article.find(path)) for path in _TITLES)), "")
+    linked = map(element_text, [*_about(article), *article.findall("./*/ArticleIdList/ArticleId")])
     shown = f"TITLE: {title} {text}" if title else text
-    return Passage(pmid, title, shown, f"https://pubmed.ncbi.nlm.nih.gov/{pmid}/", tuple(filter(None, linked)))
+    url = f"https://pubmed.ncbi.nlm.nih.gov/{pmid}/"
+    return Passage(pmid, title, shown, url, tuple(filter(None, linked)), _caution(article))
+
+
+def _abstract(abstract: ElementTree.Element | None) -> str:
+    """The text of an abstract, with the labels of its sections."""
+    parts = abstract.findall("AbstractText") if abstract is not None else ()
+    sections = [(part.get("Label", ""), element_text(part)) for part in parts]
+    return " ".join(f"{label}: {body}" if label else body for label, body in sections if body)
+
+
+def _ties(article: ElementTree.Element) -> list[ElementTree.Element]:
+    """The articles that this one is tied to: cites, comments on, corrects, repeats, or is taken back by."""
+    return article.findall("MedlineCitation/CommentsCorrectionsList/CommentsCorrections")
 
 
 def _about(article: ElementTree.Element) -> list[ElementTree.Element]:
     """PMIDs of articles that this one comments on, corrects or repeats; articles that it only cites do not count."""
-    ties = article.findall("MedlineCitation/CommentsCorrectionsList/CommentsCorrections")
-    return [pmid for tie in ties if tie.get("RefType") != "Cites" for pmid in tie.findall("PMID")]
+    return [pmid for tie in _ties(article) if tie.get("RefType") != "Cites" for pmid in tie.findall("PMID")]
+
+
+def _caution(article: ElementTree.Element) -> str:
+    """Why the article is no evidence, by its kind and by the notices about it; empty if it is."""
+    kinds = map(element_text, article.iter("PublicationType"))
+    notices = [why for tie in _ties(article) if (why := _NOTICES.get(tie.get("RefType", "").lower()))]
+    return next((why for why in [*map(_KINDS.get, map(str.lower, kinds)), *notices] if why), "")

@@ -1,8 +1,9 @@
 """ClinicalTrials.gov through its API, version 2."""
 
 from collections.abc import Sequence
+from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import AliasPath, BaseModel, Field
 
 from agents.tools.fulltext import content_words
 from agents.tools.live.http import SPARE, LiveHttp, SearchCache
@@ -12,54 +13,13 @@ from agents.tools.text.passages import Passage, Query
 SERVICE = "ClinicalTrials.gov"
 
 
-class _Identification(BaseModel):
-    nct_id: str = Field(alias="nctId")
-    brief_title: str = Field(default="", alias="briefTitle")
-    official_title: str = Field(default="", alias="officialTitle")
-
-
-class _Status(BaseModel):
-    overall: str = Field(default="", alias="overallStatus")
-
-
-class _TrialDescription(BaseModel):
-    summary: str = Field(default="", alias="briefSummary")
-
-
-class _Conditions(BaseModel):
-    conditions: list[str] = Field(default_factory=list)
-
-
-class _Enrollment(BaseModel):
-    count: int | None = None
-
-
-class _DesignInfo(BaseModel):
-    allocation: str = ""
-
-
-class _Design(BaseModel):
-    kind: str = Field(default="", alias="studyType")
-    phases: list[str] = Field(default_factory=list)
-    info: _DesignInfo = Field(default_factory=_DesignInfo, alias="designInfo")
-    enrollment: _Enrollment = Field(default_factory=_Enrollment, alias="enrollmentInfo")
-
-
 class _Intervention(BaseModel):
     name: str = ""
     kind: str = Field(default="", alias="type")
 
 
-class _Arms(BaseModel):
-    interventions: list[_Intervention] = Field(default_factory=list)
-
-
 class _Outcome(BaseModel):
     measure: str = ""
-
-
-class _Outcomes(BaseModel):
-    primary: list[_Outcome] = Field(default_factory=list, alias="primaryOutcomes")
 
 
 class _Reference(BaseModel):
@@ -67,23 +27,33 @@ class _Reference(BaseModel):
     citation: str = ""
 
 
-class _References(BaseModel):
-    references: list[_Reference] = Field(default_factory=list)
-
-
-class _Protocol(BaseModel):
-    identification: _Identification = Field(alias="identificationModule")
-    status: _Status = Field(default_factory=_Status, alias="statusModule")
-    description: _TrialDescription = Field(default_factory=_TrialDescription, alias="descriptionModule")
-    conditions: _Conditions = Field(default_factory=_Conditions, alias="conditionsModule")
-    design: _Design = Field(default_factory=_Design, alias="designModule")
-    arms: _Arms = Field(default_factory=_Arms, alias="armsInterventionsModule")
-    outcomes: _Outcomes = Field(default_factory=_Outcomes, alias="outcomesModule")
-    references: _References = Field(default_factory=_References, alias="referencesModule")
+def _field(module: str, *path: str, **default: Any) -> Any:
+    """A field of one module of a study's protocol."""
+    return Field(validation_alias=AliasPath("protocolSection", f"{module}Module", *path), **default)
 
 
 class _Study(BaseModel):
-    protocol: _Protocol = Field(alias="protocolSection")
+    nct_id: str = _field("identification", "nctId")
+    brief_title: str = _field("identification", "briefTitle", default="")
+    official_title: str = _field("identification", "officialTitle", default="")
+    status: str = _field("status", "overallStatus", default="")
+    why_stopped: str = _field("status", "whyStopped", default="")
+    summary: str = _field("description", "briefSummary", default="")
+    conditions: list[str] = _field("conditions", "conditions", default=[])
+    kind: str = _field("design", "studyType", default="")
+    phases: list[str] = _field("design", "phases", default=[])
+    allocation: str = _field("design", "designInfo", "allocation", default="")
+    participants: int | None = _field("design", "enrollmentInfo", "count", default=None)
+    interventions: list[_Intervention] = _field("armsInterventions", "interventions", default=[])
+    outcomes: list[_Outcome] = _field("outcomes", "primaryOutcomes", default=[])
+    references: list[_Reference] = _field("references", "references", default=[])
+
+    @property
+    def caution(self) -> str:
+        """Why the trial is no evidence: it never began, or was stopped for a reason; empty if it is."""
+        if self.status != "WITHDRAWN" and not (self.why_stopped and self.status in ("TERMINATED", "SUSPENDED")):
+            return ""
+        return text_of(": ".join(filter(None, (f"{self.status.lower()} trial", self.why_stopped))))
 
 
 class _TrialsAnswer(BaseModel):
@@ -121,30 +91,29 @@ class ClinicalTrials:
             _TrialsAnswer,
             params={"query.term": term, "pageSize": self._wanted, "format": "json"},
         )
-        return [_passage(study.protocol) for study in answer.studies]
+        return [_passage(study) for study in answer.studies]
 
 
-def _passage(study: _Protocol) -> Passage:
-    names = study.identification
-    kind = [study.design.kind, *study.design.phases, study.design.info.allocation]
-    arms = [f"{arm.kind} {arm.name}".strip() for arm in study.arms.interventions]
+def _passage(study: _Study) -> Passage:
+    arms = [f"{arm.kind} {arm.name}".strip() for arm in study.interventions]
     fields = {
-        "TITLE": names.official_title or names.brief_title,
-        "STATUS": study.status.overall,
-        "DESIGN": ", ".join(filter(None, kind)),
-        "PARTICIPANTS": str(study.design.enrollment.count or ""),
-        "CONDITIONS": ", ".join(study.conditions.conditions),
+        "TITLE": study.official_title or study.brief_title,
+        "STATUS": study.status,
+        "DESIGN": ", ".join(filter(None, (study.kind, *study.phases, study.allocation))),
+        "PARTICIPANTS": str(study.participants or ""),
+        "CONDITIONS": ", ".join(study.conditions),
         "INTERVENTIONS": ", ".join(filter(None, arms)),
-        "PRIMARY OUTCOMES": "; ".join(outcome.measure for outcome in study.outcomes.primary if outcome.measure),
-        "SUMMARY": study.description.summary,
+        "PRIMARY OUTCOMES": "; ".join(outcome.measure for outcome in study.outcomes if outcome.measure),
+        "SUMMARY": study.summary,
     }
     plain = {label: text_of(value).rstrip(".") for label, value in fields.items()}
-    linked = [names.brief_title, names.official_title]
-    linked += [part for reference in study.references.references for part in (reference.pmid, reference.citation)]
+    linked = [study.brief_title, study.official_title]
+    linked += [part for reference in study.references for part in (reference.pmid, reference.citation)]
     return Passage(
-        names.nct_id,
-        text_of(names.brief_title),
+        study.nct_id,
+        text_of(study.brief_title),
         " ".join(f"{label}: {value}." for label, value in plain.items() if value),
-        f"https://clinicaltrials.gov/study/{names.nct_id}",
+        f"https://clinicaltrials.gov/study/{study.nct_id}",
         tuple(filter(None, linked)),
+        study.caution,
     )

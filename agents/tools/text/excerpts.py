@@ -9,11 +9,13 @@ from bisect import bisect
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from chimera.core.unspaced import pairs, starts_run
+
 GAP = "[...]"
 """Marks sentences left out of a section, so that a quote across the gap is noticed."""
 
 _LABEL = re.compile(r"(?:^|(?<=[.!?;)\]\"'])\s*)([A-Z][A-Z0-9 ,/&'()-]{2,60}):\s")
-_END = re.compile(r"(?<![.!?])[.!?]+[\"')\]”’]*\s+(?=[\"'(\[“‘]*[A-Z0-9])")
+_END = re.compile(r"(?<![.!?])[.!?]+[\"')\]”’]*\s+(?=[\"'(\[“‘]*[A-Z0-9])|[。！？｡]+[”’」』）]*\s*")
 _NOT_AN_END = re.compile(
     r"(?:^|[\s(\[])(?:vs|e\.g|i\.e|etc|al|ca|cf|approx|no|nos|fig|figs|ref|refs|dr|st|resp|[A-Za-z])\.$", re.IGNORECASE
 )
@@ -112,12 +114,14 @@ def _score(sentence: _Sentence, query_stems: frozenset[str]) -> float:
 
 
 def _stems(text: str) -> frozenset[str]:
-    return frozenset(word[:_STEM] for word in re.findall(r"\w{4,}", text.lower()))
+    letters = pairs(text.lower())
+    stems = frozenset(word[:_STEM] for word in re.findall(r"\w{4,}", letters))
+    return stems if letters.isascii() else stems | frozenset(filter(starts_run, letters.split()))
 
 
 def cut(text: str, max_chars: int) -> str:
     """At most `max_chars` characters of `text`, cut between words where possible."""
     head = text[:max_chars]
-    if len(text) > max_chars and " " in head and not text[max_chars].isspace():
+    if len(text) > max_chars and " " in head and not text[max_chars].isspace() and not starts_run(text[max_chars]):
         head = head.rsplit(" ", 1)[0]
     return head.rstrip()

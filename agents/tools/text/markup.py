@@ -2,6 +2,7 @@
 
 import re
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
 from html import unescape
 from xml.parsers import expat
 
@@ -15,6 +16,16 @@ _TAG = re.compile(
 _HIDDEN = frozenset(("script", "style"))
 _INSIDE_WORDS = frozenset(("a", "abbr", "b", "em", "i", "small", "span", "strong", "sub", "sup", "u"))
 
+_OPENED = {"sup": "\ue000", "sub": "\ue001"}
+_SECOND = {"msup": "\ue002", "msub": "\ue003"}
+"""Marks of private use before text that is raised or lowered, and before the second part of such a formula."""
+_MARKS = {
+    "\ue000": (re.compile(r"(?<=[\w)\]])\ue000\s*(?=\(?[+\-\u2013\u2212]?\s*\d|[a-z]\b)"), "^"),
+    "\ue001": (re.compile(r"(?<=\d)\ue001\s*(?=\d)"), "_"),
+    "\ue002": (re.compile(r"\s*\ue002\s*"), "^"),
+    "\ue003": (re.compile(r"\s*\ue003\s*"), "_"),
+}
+
 
 def text_of(html: str) -> str:
     """Plain text of an HTML fragment, with single spaces. Text such as 'p < 0.05' is not taken for a tag."""
@@ -24,14 +35,15 @@ def text_of(html: str) -> str:
         name = (tag["name"] or "").lower()
         if not hidden:
             parts.append(html[position : tag.start()])
-            parts.append("" if name in _INSIDE_WORDS else " ")
+            mark = "" if tag["close"] else _OPENED.get(name, "")
+            parts.append(mark if name in _INSIDE_WORDS else " ")
             hidden = name if name in _HIDDEN and not tag["close"] else ""
         elif tag["close"] and name == hidden:
             hidden = ""
         position = tag.end()
     if not hidden:
         parts.append(html[position:])
-    return " ".join(unescape("".join(parts)).split())
+    return _levelled(unescape("".join(parts)))
 
 
 def parse_xml(document: bytes) -> ElementTree.Element:
@@ -57,7 +69,28 @@ def parse_xml(document: bytes) -> ElementTree.Element:
 
 def element_text(element: ElementTree.Element | None) -> str:
     """All text in `element` and its descendants, with single spaces; '' for None."""
-    return "" if element is None else " ".join("".join(element.itertext()).split())
+    return "" if element is None else _levelled("".join(_texts(element)))
+
+
+def _texts(element: ElementTree.Element) -> Iterator[str]:
+    """The texts in `element`, with a mark before what is raised or lowered in HTML or MathML."""
+    kind = element.tag.rpartition(":")[2]
+    yield _OPENED.get(kind, "")
+    yield element.text or ""
+    for number, child in enumerate(element):
+        yield _SECOND.get(kind, "") if number == 1 else ""
+        yield from _texts(child)
+        yield child.tail or ""
+
+
+def _levelled(text: str) -> str:
+    """`text` with single spaces, and its raised and lowered parts in line: 10^6, cm^-1 and Ca^2+, but CD4+ and H2O.
+
+    A mark is written where the text would be another number or unit without it.
+    """
+    for mark, (pattern, written) in _MARKS.items():
+        text = pattern.sub(written, text).replace(mark, "")
+    return " ".join(text.split())
 
 
 def _refuse_entity(name: str, *_: object) -> None:

@@ -1,5 +1,6 @@
 """What tools read and return, documents and passages, and the cleaning of their texts."""
 
+import re
 import unicodedata
 from dataclasses import dataclass
 from typing import Annotated, Protocol
@@ -13,6 +14,8 @@ MAX_QUERY = 400
 
 MAX_SOURCE = 20_000
 """Most characters of one result that are read; live services may send whole pages."""
+
+_TAKEN_BACK = re.compile(r"\W*(?:RETRACTED|WITHDRAWN|EXPRESSION OF CONCERN)(?: [A-Z]+)?\s*[:\])]", re.IGNORECASE)
 
 Query = Annotated[str, StringConstraints(strict=True, strip_whitespace=True, min_length=1, max_length=MAX_QUERY)]
 """What a model may pass to a tool."""
@@ -47,6 +50,9 @@ class Passage:
 
     `linked` holds other identifiers of the work (PMIDs, DOIs, citations of a trial's publications). It is used only to
     recognise the article behind a question and is never shown to a model.
+
+    `caution` says why it is no evidence, such as "retracted"; empty if it may be quoted. With no text, it is the whole
+    message: what a tool returned that cannot be read.
     """
 
     id: str
@@ -54,6 +60,13 @@ class Passage:
     text: str
     url: str | None = None
     linked: tuple[str, ...] = ()
+    caution: str = ""
+
+
+def caution_of(title: str) -> str:
+    """Why a work is no evidence by its title, which publishers change when they take it back; empty if it is one."""
+    match = _TAKEN_BACK.match(title)
+    return match[0].strip(" :[]()").lower() if match else ""
 
 
 def clean(text: str) -> str:

@@ -61,6 +61,11 @@ class ToolsConfig(ConfigSection):
         description="seconds that one live request, or one call of a LangChain tool, may take",
     )
     retries: int = Field(default=2, ge=0, le=100, description="further tries after 429 or 5xx")
+    retracted: Literal["omit", "mark"] = Field(
+        default="omit",
+        description="retracted articles, articles with an expression of concern, and trials that were withdrawn or "
+        "stopped for a stated reason: omit only says that there is one, mark also shows its text; neither is evidence",
+    )
     database: Path | None = Field(
         default=None, description="SQLite file of proteins and GO terms; the shipped seed otherwise"
     )
