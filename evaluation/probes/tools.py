@@ -27,7 +27,12 @@ async def tool_findings(config: Config, tools: Toolbox, brief: Brief) -> list[Pr
     """One call of each tool that a role has, as far as its arguments can be filled from its schema."""
     used = dict.fromkeys(name for names in config.roles.tool_names().values() for name in names)
     own_tools = [await _called(name, config, tools, brief) for name in used if name in SETTING_OF_TOOL]
-    return [*own_tools, *[await _foreign(reference, tools, brief) for reference in config.roles.foreign()]]
+    return [*own_tools, *await foreign_findings(config, tools, brief)]
+
+
+async def foreign_findings(config: Config, tools: Toolbox, brief: Brief) -> list[Probed]:
+    """One call of each tool that is not Chimera's own, and what cannot be checked of its arguments."""
+    return [await _foreign(reference, tools, brief) for reference in config.roles.foreign()]
 
 
 async def _foreign(reference: str, tools: Toolbox, brief: Brief) -> Probed:
