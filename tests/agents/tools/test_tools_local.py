@@ -321,9 +321,7 @@ def test_words_match_in_other_forms_and_without_accents():
 
 
 UNSPACED = (
-    tools_document(
-        "zh", "", "目的：观察锌的疗效。方法：将90例患者随机分为两组。结果：锌组复发率为12.5%，低于对照组。"
-    ),
+    tools_document("zh", "", "目的：观察锌的疗效。方法：将90例患者随机分为两组。结果：锌组复发率为12.5%，低于对照组。"),
     tools_document("ja", "", "成人の風邪患者に亜鉛を投与した。罹病期間は２日短縮した。プラセボ群では差がなかった。"),
     tools_document("th", "", "ผู้ป่วยที่ได้รับสังกะสีมีอาการน้อยลง"),
     tools_document("en", "", "METHODS: A cohort of nurses was followed with COVID感染 as outcome."),
