@@ -246,6 +246,8 @@ async def _accept(name: str, result: "CallToolResult") -> None:
 
 def _first_stray_line(record: logging.LogRecord) -> bool:
     """Log only the first line of a server's output that is no message, without the client's traceback."""
+    if not record.exc_info:
+        return True
     record.msg, record.exc_info = f"{record.msg}: a program of tools.mcp writes other lines to its output", None
     first, _STRAY[:] = not _STRAY, [record.msg]
     return first

@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -227,6 +228,12 @@ async def test_results_of_every_kind_are_read_or_named(awkward, name, texts, not
     assert (result.note is None) == (not note)
     assert "no match" not in str(result.note)
     assert all(part in str(result.note) for part in note)
+
+
+async def test_a_link_to_the_article_behind_a_question_is_not_told(awkward):
+    brief = replace(BRIEF, goal="zinc.pdf: https://example.org/zinc.pdf")
+    hidden = await awkward[0].call("link", {"text": "zinc"}, brief=brief)
+    assert "example.org" not in str(hidden.content())
 
 
 async def test_doctor_calls_what_can_be_called_and_names_what_is_wrong_with_a_schema(awkward):
