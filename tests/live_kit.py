@@ -45,6 +45,27 @@ PUBMED_XML = """<?xml version="1.0" ?>
 <Article><ArticleTitle>No abstract</ArticleTitle></Article>
 </MedlineCitation></PubmedArticle>
 </PubmedArticleSet>"""
+PUBMED_RECORDS = """<PubmedArticleSet>
+<PubmedArticle><MedlineCitation><PMID>1</PMID><Article><ArticleTitle>Zinc for colds</ArticleTitle>
+<Abstract><AbstractText>Zinc cured all colds.</AbstractText></Abstract>
+<PublicationTypeList><PublicationType>Retracted Publication</PublicationType></PublicationTypeList></Article>
+</MedlineCitation></PubmedArticle>
+<PubmedArticle><MedlineCitation><PMID>2</PMID><Article><ArticleTitle>Zinc again</ArticleTitle>
+<Abstract><AbstractText>Zinc cured most colds.</AbstractText></Abstract></Article><CommentsCorrectionsList>
+<CommentsCorrections RefType="ExpressionOfConcernIn"><PMID>9</PMID></CommentsCorrections></CommentsCorrectionsList>
+</MedlineCitation></PubmedArticle>
+<PubmedArticle><MedlineCitation><PMID>3</PMID><Article><ArticleTitle>WITHDRAWN: Zinc once more</ArticleTitle>
+<Abstract><AbstractText>Zinc cured some colds.</AbstractText></Abstract></Article></MedlineCitation></PubmedArticle>
+<PubmedArticle><MedlineCitation><PMID>4</PMID><Article><ArticleTitle>El zinc</ArticleTitle></Article>
+<OtherAbstract Language="spa"><AbstractText>El zinc.</AbstractText></OtherAbstract>
+<OtherAbstract Language="eng"><AbstractText>Zinc in 10<sup>6</sup> cells.</AbstractText></OtherAbstract>
+<CommentsCorrectionsList><CommentsCorrections RefType="RetractionOf"><PMID>8</PMID></CommentsCorrections>
+</CommentsCorrectionsList></MedlineCitation></PubmedArticle>
+<PubmedBookArticle><BookDocument><PMID>5</PMID><Book><BookTitle>Minerals</BookTitle></Book>
+<ArticleTitle>Zinc and the immune system</ArticleTitle>
+<Abstract><AbstractText>Zinc is an element.</AbstractText></Abstract></BookDocument></PubmedBookArticle>
+</PubmedArticleSet>"""
+"""Retracted, under concern, withdrawn by its title; an abstract beside the article; a chapter of a book."""
 TRIALS = {
     "studies": [
         {

@@ -77,4 +77,5 @@ def _property(schema: Any, document: Mapping[str, Any]) -> dict[str, Any]:
         return _inlined(schema, document)
     parts = schema if isinstance(schema, Mapping) else {}
     kind = {"type": parts["type"]} if parts.get("type") in _TYPES else {}
-    return {**kind, "description": f"{parts.get('description', '')} It must fit the JSON schema {json.dumps(schema)}."}
+    about = f"{parts.get('description', '')} It must fit the JSON schema {json.dumps(schema)}."
+    return {**kind, "description": about.strip()}

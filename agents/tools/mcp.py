@@ -203,7 +203,7 @@ class Session:
             return f"it did not answer within {START_SECONDS:g} s"
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
-        return f"{type(error).__name__}: {error}"[:_SAID]
+        return " ".join(f"{type(error).__name__}: {error}".split())[:_SAID]
 
 
 def _environment(setting: str, server: McpServer, secrets: Mapping[str, str]) -> dict[str, str]:
@@ -246,6 +246,8 @@ async def _accept(name: str, result: "CallToolResult") -> None:
 
 def _first_stray_line(record: logging.LogRecord) -> bool:
     """Log only the first line of a server's output that is no message, without the client's traceback."""
+    if not record.exc_info:
+        return True
     record.msg, record.exc_info = f"{record.msg}: a program of tools.mcp writes other lines to its output", None
     first, _STRAY[:] = not _STRAY, [record.msg]
     return first
@@ -282,7 +284,7 @@ def _part(part: "ContentBlock") -> tuple[str, str]:
         if isinstance(content, TextResourceContents):
             return content.text, ""
         return "", f"the file {content.uri} ({content.mime_type or 'of no known type'}), which cannot be read as text"
-    return "", f"{part.type} ({part.mime_type}), which cannot be read as text"
+    return "", f"{part.type} data ({part.mime_type}), which cannot be read as text"
 
 
 def _leaves(value: Any) -> list[str]:

@@ -103,7 +103,8 @@ class Toolbox:
             return ToolResult(name, ok=False, error=clean(str(error)))
         if tool.live and self._block_source:
             conclusion = self._conclusions.get(brief.id)
-            hits = [passage for passage in hits if not is_source(passage, brief, conclusion)]
+            read = ((passage, replace(passage, text=f"{passage.text} {passage.caution}".strip())) for passage in hits)
+            hits = [passage for passage, whole in read if not is_source(whole, brief, conclusion)]
         cautions = {passage: passage.caution or caution_of(passage.title) for passage in hits} if tool.live else {}
         evidence = [passage for passage in hits if not cautions.get(passage)]
         passages = tuple(self._shorten(passage, text) for passage in evidence[: self._results])

@@ -17,7 +17,7 @@ MIN_QUOTE_WORDS = 3
 """Fewest words of a quote. Shorter fragments occur in almost any text, so they never count as found."""
 _LETTER = f"[^\\W{CHARACTERS}]"
 """A letter or digit of a script with spaces between words."""
-_BROKEN_RUN = re.compile(rf"(?<=[{CHARACTERS}]) (?=[{CHARACTERS}])")
+_BROKEN_RUN = re.compile(rf" (?<=[{CHARACTERS}] )(?=[{CHARACTERS}])")
 
 
 def normalise(text: str) -> str:

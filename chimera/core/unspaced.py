@@ -31,12 +31,12 @@ def pairs(text: str, *, singles: bool = False) -> str:
         parts = [run[place : place + 2] for place in range(len(run) - 1)]
         return f" {' '.join([*run, *parts] if singles or not parts else parts)} "
 
-    return _RUN.sub(of_run, text)
+    return text if text.isascii() else _RUN.sub(of_run, text)
 
 
 def count_words(text: str) -> int:
     """The number of words of `text`; in these scripts two characters count as one word."""
-    letters = sum(map(len, _RUN.findall(text)))
+    letters = 0 if text.isascii() else sum(map(len, _RUN.findall(text)))
     return len(_RUN.sub(" ", text).split()) + letters // _PER_WORD if letters else len(text.split())
 
 

@@ -18,7 +18,7 @@ from evaluation.probes.probed import Level, Probed
 QUERIES: Mapping[str, str] = {"protein_lookup": "TP53", "gene_ontology": "DNA repair"}
 """What tools are asked that do not search by a question."""
 WORD = "zinc"
-"""Text for the arguments of other tools; it fits more patterns than a whole question."""
+"""Text for the arguments of other tools."""
 UNKNOWN = object()
 """Stands for a value that no schema tells."""
 
@@ -27,40 +27,47 @@ async def tool_findings(config: Config, tools: Toolbox, brief: Brief) -> list[Pr
     """One call of each tool that a role has, as far as its arguments can be filled from its schema."""
     used = dict.fromkeys(name for names in config.roles.tool_names().values() for name in names)
     own_tools = [await _called(name, config, tools, brief) for name in used if name in SETTING_OF_TOOL]
-    return [*own_tools, *[await _foreign(reference, tools, brief) for reference in config.roles.foreign()]]
+    return [*own_tools, *await foreign_findings(config, tools, brief)]
+
+
+async def foreign_findings(config: Config, tools: Toolbox, brief: Brief) -> list[Probed]:
+    """One call of each tool that is not Chimera's own, and what cannot be checked of its arguments."""
+    return [await _foreign(reference, tools, brief) for reference in config.roles.foreign()]
 
 
 async def _foreign(reference: str, tools: Toolbox, brief: Brief) -> Probed:
     tool = tools.tool(tool_name(reference))
-    fault = f"; its server alone checks its arguments: {tool.schema_fault}" if tool.schema_fault else ""
     level, text = Level.NOTE, "found; not called, because it says that it changes things"
     if not (tool.base.metadata or {}).get("changes"):
         level, text = await _tried(tool, tools, brief)
-    return Probed("tools", reference, Level.NOTE if fault and level is Level.OK else level, f"{text}{fault}")
+    if tool.schema_fault:
+        level = Level.NOTE if level is Level.OK else level
+        text += f"; its server alone checks its arguments, because Python cannot read its schema: {tool.schema_fault}"
+    return Probed("tools", reference, level, text)
 
 
 async def _tried(tool: Tool, tools: Toolbox, brief: Brief) -> tuple[Level, str]:
-    for arguments in example_arguments(tool.parameters, _question(brief)):
+    for arguments in example_arguments(tool.parameters):
         result = await tools.call(tool.name, arguments, brief=brief)
         if result.valid:
-            call = f"called with {short(json.dumps(arguments, ensure_ascii=False))}"
+            call = f"called with {short(json.dumps(arguments))}"
             if not result.ok:
                 return Level.WARNING, f"{call}: {result.error}: is this tool set up?"
             return Level.OK, f"{call}, it returned {[short(part.text) for part in result.passages] or result.note}"
     return Level.NOTE, "found; its arguments cannot be filled from its schema, so it is called when a role calls it"
 
 
-def example_arguments(schema: Mapping[str, Any], question: str) -> Iterator[dict[str, Any]]:
+def example_arguments(schema: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Arguments that may fit an object's schema: those that it requires, then one or all others with them."""
     properties, required = schema.get("properties", {}), schema.get("required", [])
     others = [name for name in properties if name not in required]
     for names in ([], *([name] for name in others), others):
-        examples = {name: _example(properties.get(name), question) for name in (*required, *names)}
+        examples = {name: _example(properties.get(name)) for name in (*required, *names)}
         if UNKNOWN not in examples.values():
             yield examples
 
 
-def _example(schema: Any, question: str) -> Any:
+def _example(schema: Any) -> Any:
     """A value that may fit `schema`; `UNKNOWN` if it does not say what would."""
     if not isinstance(schema, Mapping):
         return UNKNOWN
@@ -68,11 +75,11 @@ def _example(schema: Any, question: str) -> Any:
     if values or "default" in schema:
         return schema.get("default", values and values[0])
     if alternatives := schema.get("anyOf") or schema.get("oneOf"):
-        return _example(alternatives[0], question)
-    item = _example(schema.get("items"), question)
+        return _example(alternatives[0])
+    item = _example(schema.get("items"))
     number = schema.get("minimum", min(1, schema.get("maximum", 1)))
     examples = {
-        "string": (WORD if schema.get("minLength", 0) <= len(WORD) else question)[: schema.get("maxLength")],
+        "string": WORD.ljust(schema.get("minLength", 0), WORD[-1])[: schema.get("maxLength")],
         "integer": number,
         "number": number,
         "boolean": False,
@@ -80,18 +87,15 @@ def _example(schema: Any, question: str) -> Any:
     }
     kinds = schema.get("type")
     kind = str(kinds[0] if isinstance(kinds, list) else kinds)
-    return next(example_arguments(schema, question), UNKNOWN) if kind == "object" else examples.get(kind, UNKNOWN)
-
-
-def _question(brief: Brief) -> str:
-    """The task's question as a query: models write short ones, and a question may be longer than a tool takes."""
-    return shorten(brief.goal, MAX_QUERY, placeholder="") or brief.goal[:MAX_QUERY]
+    return next(example_arguments(schema), UNKNOWN) if kind == "object" else examples.get(kind, UNKNOWN)
 
 
 async def _called(name: str, config: Config, tools: Toolbox, brief: Brief) -> Probed:
     (spec,) = tools.specs([name])
     (argument,) = spec["function"]["parameters"]["required"]
-    query = QUERIES.get(name, _question(brief))
+    # Models write short queries; a question may be longer than a tool takes.
+    question = shorten(brief.goal, MAX_QUERY, placeholder="") or brief.goal[:MAX_QUERY]
+    query = QUERIES.get(name, question)
     started = time.perf_counter()
     result = await tools.call(name, {argument: query}, brief=brief)
     seconds = time.perf_counter() - started

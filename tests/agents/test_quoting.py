@@ -173,3 +173,30 @@ def test_texts_are_those_of_the_visit_alone():
     messages = opening(REFINER, GOAL, sources=[{"id": "s", "text": TEXT}], hypothesis=TRUE, justification="x")
     assert texts_read(messages) == [TEXT]
     assert replace(REFINER, schema=Hypothesis).schema is Hypothesis
+
+
+CHINESE = "方法：将90例患者随机分为两组。结果：锌组复发率为12.5%，低于对照组。"
+
+
+def test_sentences_without_spaces_can_be_quoted():
+    assert sentences([CHINESE]) == ["方法：将90例患者随机分为两组。", "结果：锌组复发率为12.5%，低于对照组。"]
+
+
+@pytest.mark.parametrize(
+    ("quote", "text", "is_quote"),
+    [
+        ("锌组复发率为12.5%", CHINESE, True),
+        ("患者随机分为两组", CHINESE, True),
+        ("患者随机 分为两组", "将90例患者随机分为两\n组。", True),
+        ("复发率", CHINESE, False),
+        ("锌组复发率为12.5%，高于对照组", CHINESE, False),
+        ("锌组复发率为12", CHINESE, False),
+        ("罹病期間は2日短縮", "亜鉛で罹病期間は2日短縮した。", True),
+        ("COVID感染率は低い", "患者のCOVID感染率は低い。", True),
+        ("OVID感染率は低い", "患者のCOVID感染率は低い。", False),
+        ("pain did not fall", "In all pain did not fall.", True),
+        ("ain did not fall", "In all pain did not fall.", False),
+    ],
+)
+def test_quotes_occur_where_words_have_no_spaces_between_them(quote, text, is_quote):
+    assert occurs(quote, [text]) is is_quote

@@ -20,8 +20,9 @@ _ABSTRACTS = (
     "MedlineCitation/OtherAbstract[@Language='eng']",
     "MedlineCitation/OtherAbstract",
 )
-_KINDS = {"retracted publication": "retracted"}
-_NOTICES = {
+_TIES = "MedlineCitation/CommentsCorrectionsList/CommentsCorrections"
+_TAKEN_BACK = {
+    "retracted publication": "retracted",
     "retractionin": "retracted",
     "partialretractionin": "retracted in part",
     "retractedandrepublishedin": "retracted and published anew",
@@ -122,18 +123,13 @@ def _abstract(abstract: ElementTree.Element | None) -> str:
     return " ".join(f"{label}: {body}" if label else body for label, body in sections if body)
 
 
-def _ties(article: ElementTree.Element) -> list[ElementTree.Element]:
-    """The articles that this one is tied to: cites, comments on, corrects, repeats, or is taken back by."""
-    return article.findall("MedlineCitation/CommentsCorrectionsList/CommentsCorrections")
-
-
 def _about(article: ElementTree.Element) -> list[ElementTree.Element]:
     """PMIDs of articles that this one comments on, corrects or repeats; articles that it only cites do not count."""
-    return [pmid for tie in _ties(article) if tie.get("RefType") != "Cites" for pmid in tie.findall("PMID")]
+    return [pmid for tie in article.findall(_TIES) if tie.get("RefType") != "Cites" for pmid in tie.findall("PMID")]
 
 
 def _caution(article: ElementTree.Element) -> str:
-    """Why the article is no evidence, by its kind and by the notices about it; empty if it is."""
-    kinds = map(element_text, article.iter("PublicationType"))
-    notices = [why for tie in _ties(article) if (why := _NOTICES.get(tie.get("RefType", "").lower()))]
-    return next((why for why in [*map(_KINDS.get, map(str.lower, kinds)), *notices] if why), "")
+    """Why the article is no evidence, by its kind or a notice about it; empty if it is."""
+    kinds = [element_text(kind) for kind in article.iter("PublicationType")]
+    notices = [tie.get("RefType", "") for tie in article.findall(_TIES)]
+    return next((_TAKEN_BACK[kind.lower()] for kind in (*kinds, *notices) if kind.lower() in _TAKEN_BACK), "")

@@ -17,14 +17,12 @@ _HIDDEN = frozenset(("script", "style"))
 _INSIDE_WORDS = frozenset(("a", "abbr", "b", "em", "i", "small", "span", "strong", "sub", "sup", "u"))
 
 _OPENED = {"sup": "\ue000", "sub": "\ue001"}
-_SECOND = {"msup": "\ue002", "msub": "\ue003"}
-"""Marks of private use before text that is raised or lowered, and before the second part of such a formula."""
+"""Marks of private use before text that is raised or lowered."""
 _MARKS = {
     "\ue000": (re.compile(r"(?<=[\w)\]])\ue000\s*(?=\(?[+\-\u2013\u2212]?\s*\d|[a-z]\b)"), "^"),
     "\ue001": (re.compile(r"(?<=\d)\ue001\s*(?=\d)"), "_"),
-    "\ue002": (re.compile(r"\s*\ue002\s*"), "^"),
-    "\ue003": (re.compile(r"\s*\ue003\s*"), "_"),
 }
+_FORMULAS = {"msup": "^", "msub": "_"}
 
 
 def text_of(html: str) -> str:
@@ -75,10 +73,12 @@ def element_text(element: ElementTree.Element | None) -> str:
 def _texts(element: ElementTree.Element) -> Iterator[str]:
     """The texts in `element`, with a mark before what is raised or lowered in HTML or MathML."""
     kind = element.tag.rpartition(":")[2]
+    if kind in _FORMULAS:
+        yield _FORMULAS[kind].join("".join(_texts(part)).strip() for part in element)
+        return
     yield _OPENED.get(kind, "")
     yield element.text or ""
-    for number, child in enumerate(element):
-        yield _SECOND.get(kind, "") if number == 1 else ""
+    for child in element:
         yield from _texts(child)
         yield child.tail or ""
 

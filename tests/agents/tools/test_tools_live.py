@@ -7,7 +7,19 @@ from urllib.parse import parse_qs
 import httpx
 import pytest
 import respx
-from live_kit import BRIEF, KEY, PUBMED_IDS, PUBMED_XML, QUICKGO, SERVICES, TAVILY, TRIALS, UNIPROT, live_http
+from live_kit import (
+    BRIEF,
+    KEY,
+    PUBMED_IDS,
+    PUBMED_RECORDS,
+    PUBMED_XML,
+    QUICKGO,
+    SERVICES,
+    TAVILY,
+    TRIALS,
+    UNIPROT,
+    live_http,
+)
 
 from agents.tools.live.go import QuickGO
 from agents.tools.live.http import SearchCache
@@ -18,7 +30,10 @@ from agents.tools.live.trials import ClinicalTrials
 from agents.tools.text.markup import element_text, parse_xml, text_of
 from agents.tools.text.passages import Passage, ToolError
 from agents.tools.toolbox import build_toolbox
+from agents.visit.prompting import tool_message
+from agents.visit.quoting import texts_read
 from chimera.config.sections.tools import ToolsConfig
+from chimera.core.quotes import missing_quotes
 
 
 def fields(request: httpx.Request) -> dict[str, str]:
@@ -102,6 +117,47 @@ async def test_clinical_trials_describes_a_study_in_labelled_fields(live_answers
     assert full.url == "https://clinicaltrials.gov/study/NCT00000001"
     assert {"222", "Doe J. Zinc trial."} <= set(full.linked)
     assert (bare.id, bare.text) == ("NCT00000002", "")
+
+
+@pytest.mark.parametrize("retracted", ["omit", "mark"])
+@respx.mock
+async def test_retracted_work_is_named_and_can_never_be_quoted(retracted):
+    eutils = "https://eutils.ncbi.nlm.nih.gov/entrez/eutils"
+    respx.post(f"{eutils}/esearch.fcgi").respond(json={"esearchresult": {"idlist": ["1", "2", "3", "4", "5"]}})
+    respx.post(f"{eutils}/efetch.fcgi").respond(text=PUBMED_RECORDS)
+    toolbox = build_toolbox(ToolsConfig(literature="pubmed", results=2, retracted=retracted), (), {})
+    result = await toolbox.call("literature_search", {"query": "zinc"}, brief=BRIEF)
+    assert {passage.id: passage.text for passage in result.passages} == {
+        "4": "TITLE: El zinc Zinc in 10^6 cells.",
+        "5": "TITLE: Zinc and the immune system Zinc is an element.",
+    }
+    assert all(
+        part in str(result.note) for part in ("1 ", "retracted", "2 ", "expression of concern", "3 ", "withdrawn")
+    )
+    assert ("Zinc cured all colds." in str(result.note)) == (retracted == "mark")
+    texts = texts_read([tool_message("call", result.content(), BRIEF.goal)])
+    assert missing_quotes(["Zinc cured all colds.", "Zinc is an element."], texts) == ["Zinc cured all colds."]
+
+
+@pytest.mark.parametrize(
+    ("status", "why"),
+    [
+        ("WITHDRAWN", ""),
+        ("WITHDRAWN", "no funds"),
+        ("TERMINATED", "Safety &amp; futility"),
+        ("SUSPENDED", "audit"),
+        ("TERMINATED", None),
+        ("COMPLETED", None),
+    ],
+)
+async def test_a_trial_that_was_withdrawn_or_stopped_for_a_reason_is_no_evidence(live_answers, status, why):
+    module = {"overallStatus": status, **({"whyStopped": why} if why else {})}
+    study = {"identificationModule": {"nctId": "NCT1", "briefTitle": "Zinc"}, "statusModule": module}
+    live_answers.get("/studies").respond(json={"studies": [{"protocolSection": study}]})
+    (passage,) = await ClinicalTrials(live_http(), 0, "https://live.example").clinical_trials("zinc")
+    assert passage.caution == ("" if why is None else f"{status.lower()} trial{f': {why}' if why else ''}").replace(
+        "&amp;", "&"
+    )
 
 
 async def test_uniprot_asks_for_human_names_then_any_then_words(live_answers):
@@ -292,3 +348,25 @@ def test_hostile_html_does_not_hang():
 def test_xml_text_crosses_elements():
     assert element_text(parse_xml(b"<a>one <b>two</b>\n three</a>")) == "one two three"
     assert element_text(None) == ""
+
+
+@pytest.mark.parametrize(
+    ("markup", "text"),
+    [
+        ("10<sup>6</sup> cells", "10^6 cells"),
+        ("10<sup><i>-6</i></sup>/L", "10^-6/L"),
+        ("5 cm<sup>2</sup>", "5 cm^2"),
+        ("12<sub>10</sub>", "12_10"),
+        ("H<sub>2</sub>O and CO<sub>2</sub>", "H2O and CO2"),
+        ("CD4<sup>+</sup> cells", "CD4+ cells"),
+        ("<sup>99m</sup>Tc, [<sup>18</sup>F]FDG and the 1<sup>st</sup>", "99mTc, [18F]FDG and the 1st"),
+    ],
+)
+def test_raised_and_lowered_text_makes_no_other_number(markup, text):
+    assert text_of(markup) == text
+    assert element_text(parse_xml(f"<AbstractText>{markup}</AbstractText>".encode())) == text
+
+
+def test_a_power_in_mathml_makes_no_other_number():
+    power = "<a>of <msup xmlns='m'>\n<mn>10</mn>\n<mn>6</mn></msup> cells</a>"
+    assert element_text(parse_xml(power.encode())) == "of 10^6 cells"

@@ -320,6 +320,43 @@ def test_words_match_in_other_forms_and_without_accents():
     assert [passage.id for passage in index.search("treating a patient", 5)] == ["1"]
 
 
+UNSPACED = (
+    tools_document("zh", "", "目的：观察锌的疗效。方法：将90例患者随机分为两组。结果：锌组复发率为12.5%，低于对照组。"),
+    tools_document("ja", "", "成人の風邪患者に亜鉛を投与した。罹病期間は２日短縮した。プラセボ群では差がなかった。"),
+    tools_document("th", "", "ผู้ป่วยที่ได้รับสังกะสีมีอาการน้อยลง"),
+    tools_document("en", "", "METHODS: A cohort of nurses was followed with COVID感染 as outcome."),
+)
+
+
+@pytest.mark.parametrize(
+    ("query", "id_"),
+    [
+        ("复发率", "zh"),
+        ("锌", "zh"),
+        ("锌能降低复发率吗？", "zh"),
+        ("罹病期間", "ja"),
+        ("プラセボ", "ja"),
+        ("亜鉛は風邪に効くか", "ja"),
+        ("สังกะสี", "th"),
+        ("感染", "en"),
+        ("covid nurses", "en"),
+    ],
+)
+def test_words_without_spaces_between_them_are_found(query, id_):
+    assert [passage.id for passage in LiteratureIndex(UNSPACED).search(query, 1)] == [id_]
+
+
+def test_chinese_and_japanese_trials_are_trials():
+    index = LiteratureIndex(UNSPACED)
+    assert {passage.id for passage in index.search("复发率 罹病期間 covid", 4, trials_only=True)} == {"zh", "ja"}
+
+
+def test_an_excerpt_of_a_chinese_abstract_keeps_the_sentence_about_the_question():
+    text = UNSPACED[0].text
+    assert excerpt(text, "锌的复发率", 30) == "结果：锌组复发率为12.5%，低于对照组。"
+    assert [sentence.text for sentence in split_sentences(text)][1] == "方法：将90例患者随机分为两组。"
+
+
 def test_equal_ranks_keep_the_order_of_the_documents():
     same = [tools_document(str(n), "", "zinc helps") for n in (5, 3, 9, 1)]
     assert [passage.id for passage in LiteratureIndex(same).search("zinc", 4)] == ["5", "3", "9", "1"]

@@ -1,13 +1,16 @@
 """Tools of MCP servers: a program's and those at an address, what they get, how they fail and how they end."""
 
+import json
 import shlex
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 
 import psutil
 import pytest
-from mcp_kit import serve_http, write_program
+from jsonschema import Draft202012Validator
+from mcp_kit import serve_http, write_awkward, write_program
 from message_kit import refused
 
 from agents.tools.mcp import McpServers
@@ -17,6 +20,7 @@ from chimera.config.tree import dump_config
 from chimera.config.trust import check_trusted
 from chimera.core.errors import ConfigError
 from chimera.core.types import Brief
+from evaluation.probes.tools import foreign_findings
 from training.configuration import load_config
 
 BRIEF = Brief("10101010", "Does zinc speed up the healing of surgical wounds?", ())
@@ -133,6 +137,133 @@ def test_a_check_leaves_no_program_behind(program):
     assert {child.pid for child in psutil.Process().children(recursive=True)} - before == set()
 
 
+# --- servers as they are
+
+SCHEMAS = ["unicode_pattern", "lost_reference", "no_such_type", "either", "by_reference", "odd_names", "free"]
+NAMES = [*SCHEMAS, "deletes", "file", "binary", "picture", "link", "rows", "both"]
+RENAMED = ("mcp:lab/papers.find as find", "mcp:lab/papers/read as read", "mcp:other/file as other_file")
+
+
+@pytest.fixture(scope="module")
+def awkward(tmp_path_factory):
+    """The tools of a server whose tools are awkward but legal, and their configuration."""
+    program = list(write_awkward(tmp_path_factory.mktemp("awkward")))
+    tools = [*(f"mcp:lab/{name}" for name in NAMES), *RENAMED]
+    config = configured(command(program), f"tools.mcp.other.command={program}", "tools.timeout_s=600", tools=str(tools))
+    servers = McpServers(config.tools.mcp, {})
+    yield Toolbox(foreign_tools(config.tools, config.roles, servers), results=1, max_chars=400), config
+    servers.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("unicode_pattern", {"text": "Z\u00fcrich"}),
+        ("lost_reference", {"query": {"words": 1}}),
+        ("no_such_type", {"text": "x"}),
+        ("either", {"pmid": "1"}),
+        ("by_reference", {"text": "x"}),
+        ("odd_names", {"config": "a", "self": "b"}),
+        ("free", {}),
+        ("find", {"text": "x"}),
+        ("read", {"text": "x"}),
+    ],
+)
+async def test_what_a_schema_cannot_check_here_goes_to_the_server(awkward, name, arguments):
+    toolbox, _ = awkward
+    result = await toolbox.call(name, arguments, brief=BRIEF)
+    (passage,) = result.passages
+    server_name = {"find": "papers.find", "read": "papers/read"}.get(name, name)
+    assert passage.text == f"{server_name} got {json.dumps(arguments, sort_keys=True)}"
+    assert passage.id == name
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("unicode_pattern", {}),
+        ("lost_reference", {"days": 3}),
+        ("either", {}),
+        ("either", {"pmid": "1", "words": "x"}),
+        ("by_reference", {}),
+        ("free", {"x": 1}),
+    ],
+)
+async def test_what_can_be_checked_of_an_awkward_schema_is(awkward, name, arguments):
+    result = await awkward[0].call(name, arguments, brief=BRIEF)
+    assert (result.ok, result.valid) == (False, False)
+
+
+def test_models_are_told_of_awkward_schemas_in_the_form_that_all_servers_take(awkward):
+    toolbox, _ = awkward
+    told = {spec["function"]["name"]: spec["function"] for spec in toolbox.specs(toolbox.names)}
+    assert list(told) == [*NAMES, "find", "read", "other_file"]
+    for function in told.values():
+        parameters = function["parameters"]
+        assert set(parameters) == {"type", "properties", "required", "additionalProperties"}
+        assert "$ref" not in str(parameters["properties"].values()).replace('"$ref"', "")
+        Draft202012Validator.check_schema(parameters)
+    assert '{"oneOf": [{"required": ["pmid"]}, {"required": ["words"]}]}' in told["either"]["description"]
+    assert told["unicode_pattern"]["parameters"]["properties"]["text"]["type"] == "string"
+    assert r"^[\\p{L} ]+$" in told["unicode_pattern"]["parameters"]["properties"]["text"]["description"]
+    assert told["by_reference"]["parameters"]["required"] == ["text"]
+
+
+@pytest.mark.parametrize(
+    ("name", "texts", "note"),
+    [
+        ("file", ["Zinc shortened colds (p=0.01)."], ()),
+        ("other_file", ["Zinc shortened colds (p=0.01)."], ()),
+        ("rows", ['1 row {"rows": [{"pmid": 4711}]}'], ()),
+        ("both", ["Zinc shortened colds (p=0.01)."], ("both", "image/png")),
+        ("picture", [], ("picture", "image/png", "cannot be read")),
+        ("binary", [], ("binary", "pdf://1", "application/pdf", "cannot be read")),
+        ("link", [], ("link", "https://example.org/zinc.pdf")),
+    ],
+)
+async def test_results_of_every_kind_are_read_or_named(awkward, name, texts, note):
+    result = await awkward[0].call(name, {"text": "zinc"}, brief=BRIEF)
+    assert result.ok
+    assert [" ".join(passage.text.split()) for passage in result.passages] == texts
+    assert (result.note is None) == (not note)
+    assert "no match" not in str(result.note)
+    assert all(part in str(result.note) for part in note)
+
+
+async def test_a_link_to_the_article_behind_a_question_is_not_told(awkward):
+    brief = replace(BRIEF, goal="zinc.pdf: https://example.org/zinc.pdf")
+    hidden = await awkward[0].call("link", {"text": "zinc"}, brief=brief)
+    assert "example.org" not in str(hidden.content())
+
+
+async def test_doctor_calls_what_can_be_called_and_names_what_is_wrong_with_a_schema(awkward):
+    toolbox, config = awkward
+    found = {one.what: one for one in await foreign_findings(config, toolbox, BRIEF)}
+    assert list(found) == list(config.roles.foreign())
+    levels = {what.partition("/")[2]: one.level for what, one in found.items()}
+    notes = {"unicode_pattern", "lost_reference", "no_such_type", "deletes"}
+    assert {name for name, level in levels.items() if level != "ok"} == notes
+    assert r"\\p{L}" in repr(found["mcp:lab/unicode_pattern"].text)
+    assert "#/definitions/Lost" in found["mcp:lab/lost_reference"].text
+    assert "not called" in found["mcp:lab/deletes"].text
+    assert 'called with {"pmid": "zinc"}' in found["mcp:lab/either"].text
+
+
+def test_lines_that_are_no_messages_cause_no_traceback(tmp_path, capfd, caplog):
+    config = configured(command(write_awkward(tmp_path)), tools="[mcp:lab/free]")
+    check_tools(config.tools, config.roles, {})
+    assert "Traceback" not in capfd.readouterr().err + caplog.text
+
+
+def test_a_list_of_tools_without_end_is_read_to_a_limit_that_is_named(tmp_path):
+    program = command(write_awkward(tmp_path, "--endless"))
+    there = configured(program, tools="[mcp:lab/both]")
+    check_tools(there.tools, there.roles, {})
+    missing = configured(program, tools="[mcp:lab/magic]")
+    with refused(ConfigError, "mcp:lab/magic", "100 pages"):
+        check_tools(missing.tools, missing.roles, {})
+
+
 # --- the configuration
 
 
@@ -201,6 +332,21 @@ def test_a_run_of_somebody_else_starts_no_program_unasked():
     check_trusted(config, "runs/theirs", "rollouts", [program])
     check_trusted(config, "runs/theirs", "rollouts", [], ["tools.mcp.lab.command=[sh, -c, 'a b']"])
     check_trusted(load_config(), "runs/theirs", "rollouts", [])
+
+
+@pytest.mark.parametrize(
+    ("tools", "remedy"),
+    [
+        ("[mcp:lab/papers.find]", "mcp:lab/papers.find as NAME"),
+        ("[mcp:lab/papers/read]", "mcp:lab/papers/read as NAME"),
+        ("[mcp:lab/papers.find as a b]", "mcp:lab/papers.find as NAME"),
+        ("[mcp:lab/file, mcp:other/file]", "mcp:other/file as NAME"),
+        ("['x:mine', 'y:its as mine']", "y:its as NAME"),
+    ],
+)
+def test_a_name_that_cannot_be_used_is_refused_with_the_way_to_give_another(tools, remedy):
+    with refused(ConfigError, remedy):
+        configured("tools.mcp.lab.command=[a]", "tools.mcp.other.command=[b]", tools=tools)
 
 
 def test_a_reference_names_server_and_tool():

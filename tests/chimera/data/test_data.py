@@ -197,6 +197,20 @@ def test_command_prints_a_sample_and_the_description(capsys, monkeypatch):
     assert "labels: train yes 5" in printed
 
 
+@pytest.mark.parametrize(("abstract", "is_named"), [("锌组复发率为{}%。", True), ("Zinc (γ-{}) cured {} mice.", False)])
+def test_data_in_other_scripts_say_what_searches_do_not_find(tmp_path, monkeypatch, capsys, abstract, is_named):
+    monkeypatch.setenv("COLUMNS", "1000")
+    rows = [
+        {"question": f"Does drug {number} help?", "context": abstract.format(number, number), "label": label}
+        for number in range(20)
+        for label in [("yes", "no")[number % 2]]
+    ]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data.main([f"data.path={tmp_path / 'd.jsonl'}"])
+    note = "20 of 20 abstracts are not in Latin letters"
+    assert (note in capsys.readouterr().out) is is_named
+
+
 def test_command_names_a_missing_file(tmp_path):
     with refused(DataError, "none.json", "data.path=hub", "data.path=generated"):
         data.main([f"data.path={tmp_path / 'none.json'}"])
