@@ -265,7 +265,7 @@ def parse_answer(text: str, offered: Collection[str], *, forced: bool = False) -
 def written_object(text: str, start: int) -> str | None:
     """The text of the JSON object that begins at `start`, as it is written; None if there is none."""
     try:
-        value, end = json.JSONDecoder().raw_decode(text, start)
+        value, end = json.JSONDecoder(parse_int=str).raw_decode(text, start)  # Python refuses long whole numbers.
     except (ValueError, RecursionError):
         return None
     return text[start:end] if isinstance(value, dict) else None

@@ -45,7 +45,11 @@ class ToolStyle:
 
 
 def schema_grammar(schema: Mapping[str, Any]) -> str:
-    """A grammar that accepts exactly the compact JSON values of `schema`."""
+    """A grammar for compact JSON values of `schema`: see `chimera.serving.embedded.schemas.closed`.
+
+    Raises:
+        BadRequest: No grammar keeps the schema.
+    """
     return f"%llguidance {{}}\nstart: {_json(schema, 'response_format')}\n"
 
 
@@ -143,13 +147,9 @@ class Grammars:
             compiled = self._llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
             compiled.compute_bitmask()  # Some grammars are too large for their first step alone.
             if error := compiled.get_error():
-                # The whole grammar follows the reason.
-                reason = (
-                    error.rpartition("failed to compile JSON schema: ")[2]
-                    .partition("\n   1 | ")[0]
-                    .partition(" <state>")[0]
-                )
-                reason = " ".join(reason.split())[:MOST_OF_ERROR]
+                # The whole grammar, or the state of its parser, follows the reason.
+                reason = error.rpartition("failed to compile JSON schema: ")[2]
+                reason = " ".join(reason.partition("\n   1 | ")[0].partition(" <state>")[0].split())[:MOST_OF_ERROR]
                 raise BadRequest(f"{subject}: the JSON schema cannot constrain decoding: {reason}", param=subject)
             self._cache[grammar] = compiled
             while len(self._cache) > CACHED_GRAMMARS:

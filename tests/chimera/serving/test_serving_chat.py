@@ -193,7 +193,10 @@ def test_calls_are_taken_out_of_text():
     assert [(call.name, call.arguments) for call in answer.calls] == [("f", '{"a":1}'), ("g", "{}")]
 
 
-@pytest.mark.parametrize("arguments", ['{"a": 1e999}', '{ "a":1.0,"a":-0 }', r'{"a":"\u00e9 </tool_call>"}', "{}"])
+@pytest.mark.parametrize(
+    "arguments",
+    ['{"a": 1e999}', '{ "a":1.0,"a":-0 }', r'{"a":"\u00e9 </tool_call>"}', "{}", '{"a":' + "9" * 5000 + "}"],
+)
 def test_arguments_are_handed_over_as_they_are_written(arguments):
     text = f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
     assert [call.arguments for call in parse_answer(text, ["f"]).calls] == [arguments]

@@ -118,17 +118,13 @@ class SchemaDocument:
     def _excludes(self, schema: Any, value: Any, depth: int) -> bool:
         """True only if `value` is not valid against `schema`. Patterns are not tried: users write slow ones."""
         for conjunct in self._conjuncts(schema, depth):
-            if (
-                conjunct is False
-                or _type(value) not in _types(conjunct)
-                or value not in (literals_of(conjunct) or [value])
-            ):
+            if conjunct is False or _type(value) not in _types(conjunct):
                 return True
-            if any(
-                all(self._excludes(o, value, depth - 1) for o in conjunct[key])
-                for key in conjunct.keys() & {"anyOf", "oneOf"}
-            ):
+            if value not in (literals_of(conjunct) or [value]):
                 return True
+            for key in conjunct.keys() & {"anyOf", "oneOf"}:
+                if all(self._excludes(option, value, depth - 1) for option in conjunct[key]):
+                    return True
         return False
 
     def _tired(self) -> bool:
