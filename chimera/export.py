@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from chimera.show.model_card import Gain
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
-SETTINGS = ("config.json", "tokenizer*", "special_tokens_map.json", "vocab.json", "merges.txt", "*.model")
-TEMPLATES = ("*.jinja", "additional_chat_templates/*.jinja")
+SETTINGS = (
+    *("config.json", "tokenizer*", "special_tokens_map.json", "vocab.json", "merges.txt", "*.model"),
+    *("*.jinja", "additional_chat_templates/*.jinja"),
+)
 """Files of a model folder that are copied beside its weights."""
 GENERATION = "generation_config.json"
 CARD, ROLE_FILE, ORIGIN = "README.md", "role.json", "chimera.json"
@@ -180,7 +182,7 @@ def _fill(learned: LearnedRole, source: Path, draft: Path, command: str) -> None
 
 
 def _files(source: Path, weights: bool) -> list[Path]:
-    patterns = (*WEIGHTS, *SETTINGS, *TEMPLATES) if weights else ("*",)
+    patterns = (*WEIGHTS, *SETTINGS) if weights else ("*",)
     files = {file for pattern in patterns for file in source.glob(pattern) if file.is_file()}
     return sorted(file for file in files if not file.name.startswith("."))
 

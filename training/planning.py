@@ -21,7 +21,7 @@ from chimera.core.errors import ConfigError
 from chimera.core.files import read_json_object
 from chimera.serving.devices import decoding_processes
 from chimera.serving.embedded.checkpoint import BYTES, locate
-from chimera.serving.embedded.shapes import FAMILIES, expected_tensors, read_shape
+from chimera.serving.embedded.sources.shapes import FAMILIES, expected_tensors, read_shape
 from chimera.serving.vllm.adapters import BESIDE
 from chimera.serving.vllm.sharing import share
 from training.learning.fine_tuning import TuneSettings

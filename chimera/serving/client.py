@@ -21,9 +21,9 @@ from pydantic_core import from_json
 
 from chimera.core.errors import ModelError, UnreachableError
 from chimera.core.rate_limits import RateLimited, RateLimits, growing_wait, named_wait
-from chimera.serving.lengths import bounded
-from chimera.serving.refusals import REFUSALS, RefusedFields, RefusedRequest, words
-from chimera.serving.written import WRITTEN, as_sent, names_written
+from chimera.serving.requests.lengths import bounded
+from chimera.serving.requests.refusals import REFUSALS, RefusedFields, RefusedRequest, words
+from chimera.serving.requests.written import WRITTEN, as_sent, names_written
 
 if TYPE_CHECKING:
     from chimera.serving.connections import Connections, HttpAnswer
@@ -59,7 +59,7 @@ class Endpoint:
     provider: str | None = None
     provider_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     bounded: bool = False
-    """True if its answers' texts must fit into `max_tokens` (`chimera.serving.lengths`)."""
+    """True if its answers' texts must fit into `max_tokens` (`chimera.serving.requests.lengths`)."""
 
     @property
     def place(self) -> str:

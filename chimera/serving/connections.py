@@ -18,7 +18,7 @@ from pydantic_core import to_json
 
 from chimera.core.rate_limits import growing_wait, named_wait
 from chimera.serving.auth import LOOPBACK
-from chimera.serving.refusals import words
+from chimera.serving.requests.refusals import words
 
 MAX_BYTES = 32 * 2**20
 """Longest answer that is read, in decompressed bytes. Log-probabilities of a long conversation are far smaller."""

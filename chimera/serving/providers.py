@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from chimera.core.errors import ConfigError, ModelError, UnreachableError
 from chimera.core.rate_limits import RateLimited, named_wait
-from chimera.serving.refusals import REFUSALS, RefusedRequest, words
+from chimera.serving.requests.refusals import REFUSALS, RefusedRequest, words
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel

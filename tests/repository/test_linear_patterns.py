@@ -29,7 +29,7 @@ BUILT = {
     "chimera/core/secrets.py:add": "sk\\-topsecret|topsecret",
     "chimera/serving/embedded/chat.py:_any_of": r"<\|im_start\|>|<\|im_end\|>|<tool_call>",
     "chimera/rubric/text.py:focus": r"\bthe\ rate\b",
-    "chimera/serving/refusals.py:_is_about": r"(?<![\w-])seed(?![\w-])",
+    "chimera/serving/requests/refusals.py:_is_about": r"(?<![\w-])seed(?![\w-])",
     "chimera/config/roles.py:_are_tools": r"mcp:\w+/.+",
     "agents/tools/leaks.py:_names_id": "(?<![A-Za-z0-9])12345678(?![A-Za-z0-9])",
 }

@@ -74,7 +74,7 @@ def test_a_junior_that_is_added_proposes(checkout):
 def test_a_tool_that_is_added_is_offered_to_its_role_only(checkout):
     doctor, train = recipe("docs/extending.md", "Add a tool", checkout)
     said = kit.run(doctor, checkout)
-    assert re.search(r"ok +tools:.* found; it is called when a role calls it", said)
+    assert re.search(r"ok +tools: my_tools:number_need\w+ +called with .*it returned", said)
     assert "my_tools:number_need" in said
     kit.run(train, checkout, *SMALLER)
     asked = [str(span["attributes"]) for span in traces(checkout, "tool")]

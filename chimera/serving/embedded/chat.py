@@ -18,8 +18,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from chimera.serving.embedded.dialogue.manners import Manners
-from chimera.serving.embedded.grammar import CLOSE, OPEN, ToolStyle
+from chimera.serving.embedded.dialogue.manners import CLOSE, OPEN, Manners
+from chimera.serving.embedded.grammar import ToolStyle
 from chimera.serving.embedded.protocol import BadRequest, ChatMessage
 
 if TYPE_CHECKING:

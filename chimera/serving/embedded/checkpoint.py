@@ -17,7 +17,7 @@ from chimera.config.sections.models import Precision
 from chimera.core.errors import ConfigError
 from chimera.core.files import parse_json
 from chimera.serving.embedded.protocol import Sampling
-from chimera.serving.embedded.shapes import Shape, expected_tensors, read_shape
+from chimera.serving.embedded.sources.shapes import Shape, expected_tensors, read_shape
 
 if TYPE_CHECKING:
     import torch
@@ -149,7 +149,7 @@ def check_checkpoint(path: str, dtype: Precision) -> list[str]:
     _check_sizes(sizes, shape, folder)
     if path in BUNDLED:
         return []
-    from chimera.serving.embedded.dialogue.trial import tried
+    from chimera.serving.embedded.trial import tried
 
     chat, _ = tried(language, shape.vocab, folder)
     return [f"{folder}: {sentence}" for sentence in chat.manners.sentences()]

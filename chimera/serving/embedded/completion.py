@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from chimera.config.sections.models import ServingConfig
 from chimera.serving.embedded.chat import parse_answer
 from chimera.serving.embedded.decoding.batcher import DecodingJob, FinishedJob, TokenLogProbs, Vocabulary
-from chimera.serving.embedded.dialogue.trial import tried
-from chimera.serving.embedded.grammar import CLOSE, OPEN, schema_grammar, tools_grammar
+from chimera.serving.embedded.dialogue.manners import CLOSE, OPEN
+from chimera.serving.embedded.grammar import schema_grammar, tools_grammar
 from chimera.serving.embedded.protocol import ChatRequest, NamedToolChoice, Sampling, envelope
+from chimera.serving.embedded.trial import tried
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -30,7 +31,7 @@ class TextSide:
     """The parts of a model that do not depend on its weights: tokenizer, chat template, grammars, context length.
 
     Raises:
-        ConfigError: Tokenizer or chat template is misread (`dialogue.trial`).
+        ConfigError: Tokenizer or chat template is misread (`trial`).
     """
 
     def __init__(self, checkpoint: "Checkpoint", serving: ServingConfig) -> None:

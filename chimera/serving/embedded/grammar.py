@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from chimera.serving.embedded.dialogue.manners import CLOSE, OPEN
 from chimera.serving.embedded.protocol import BadRequest
 from chimera.serving.embedded.schemas.closed import UnsupportedSchema, closed_schema
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
     from tokenizers import Tokenizer
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
 CACHED_GRAMMARS = 64
 MOST_OF_ERROR = 200
 MAX_SPELLED = 32

@@ -322,7 +322,7 @@ class Service:
 
 def chunks_for(request: ChatRequest, head: Mapping[str, Any]) -> Chunks:
     """What makes the chunks of the answer to `request`; `head` as in `Chunks`."""
-    from chimera.serving.embedded.grammar import OPEN
+    from chimera.serving.embedded.dialogue.manners import OPEN
 
     offered = bool(request.tools) and request.tool_choice != "none"
     options = request.stream_options

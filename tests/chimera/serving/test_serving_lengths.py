@@ -12,7 +12,7 @@ from agents.visit.prompting import response_format, schema_format
 from chimera.config.sections.models import ModelConfig
 from chimera.rubric.text import MAX_WORDS, words
 from chimera.serving.client import Endpoint, HttpModel
-from chimera.serving.lengths import SHORTEST, WORDS, bounded
+from chimera.serving.requests.lengths import SHORTEST, WORDS, bounded
 
 
 def schema_of(form):

@@ -14,7 +14,7 @@ from stream_kit import added_up, as_added_up, events
 from agents.visit.prompting import schema_format
 from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.serving.embedded.app import create_app
-from chimera.serving.embedded.grammar import OPEN
+from chimera.serving.embedded.dialogue.manners import OPEN
 from chimera.serving.embedded.protocol import parse_request
 from chimera.serving.embedded.service import Service
 from chimera.serving.embedded.streams.chunks import Chunks

@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from chimera.serving.embedded.decoding.matrices import Matrices, arithmetic
 from chimera.serving.embedded.decoding.step_graphs import StepGraphs
-from chimera.serving.embedded.shapes import Shape
+from chimera.serving.embedded.sources.shapes import Shape
 
 
 @dataclass(frozen=True, slots=True)

