@@ -5,6 +5,7 @@ import asyncio
 import re
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from chimera.config.tree import Config
     from chimera.data.tasks import Dataset
     from chimera.run.directory import Run
+    from chimera.run.policies import Policy
     from chimera.serving.client import HttpModel
     from chimera.serving.process import ModelServers
     from evaluation.conduct.conductor import Again, Conductor
@@ -181,12 +183,13 @@ def _fill(
     from chimera.core.secrets import api_key_names, load_secrets
     from chimera.run.policies import learned_slots
     from chimera.serving.process import check_models, serve
+    from evaluation.baselines.single_agent import ROLE
     from evaluation.conduct.conductor import Conductor
     from evaluation.telemetry.sender import telemetry
 
     auditor_settings = {"auditor": config.evaluation.auditor.model_dump()}
     secrets = load_secrets((*config.secret_names(), *api_key_names(auditor_settings)))
-    learning = learned_slots(run.events())
+    learning = learned_slots(run.events()) | ({config.slot(ROLE.name)} if config.evaluation.labels else set())
     check_models(config.used(), secrets, learning=learning)
     allow_files("rollouts.concurrency", config.rollouts.concurrency)
     second = _second_judge(config, secrets)
@@ -242,12 +245,33 @@ async def _make(
         try:
             with conductor.progress.doing("answers of the baselines without a model"):
                 await asyncio.to_thread(conductor.baselines)
+            if conductor.labels_left():
+                conductor = replace(conductor, labels=await _learn_labels(conductor))
             if servers is not None:
                 await conductor.run_stages(servers, todo)
             await conductor.audit()
         finally:
             if second is not None:
                 await second.aclose()
+
+
+async def _learn_labels(conductor: "Conductor") -> "Policy":
+    from chimera.serving.embedded.checkpoint import locate
+    from evaluation.baselines.single_agent import ROLE
+    from training.configuration import load_config
+    from training.learning.examples import FirstWeights
+    from training.tune.labels import label_settings, learn_labels
+
+    run, config = conductor.run, conductor.config
+    slot = config.slot(ROLE.name)
+    if not config.models[slot].has_weights:
+        raise ConfigError(
+            f"evaluation.labels=true fine-tunes models.{slot}, and kind {config.models[slot].kind} has no "
+            "weights here: set it to false"
+        )
+    settings = label_settings(load_config(run.config_file, recorded=True).pipeline)
+    first = FirstWeights(locate(config.models[slot].path), conductor.plan.stages[0].versions[slot])
+    return await learn_labels(run, slot, first, settings, conductor.dataset.train, conductor.progress, config.seed)
 
 
 def _announce(run: "Run", plan: "Plan", missing: int, console: "Console") -> None:

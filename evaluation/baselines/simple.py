@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-MAJORITY, TFIDF, READER = "majority", "tfidf", "reader"
+MAJORITY, TFIDF, READER, LABELS = "majority", "tfidf", "reader", "labels"
 SINGLE, GREEDY, CONSISTENCY = "single", "greedy", "consistency"
 AGENT, AGENT_VOTE = "agent", "agents"
 JUNIOR_VOTE, UNREVIEWED = "juniors", "unreviewed"
@@ -29,6 +29,7 @@ TITLES: Mapping[str, str] = {
     MAJORITY: "commonest label of the training split",
     TFIDF: "TF-IDF + logistic regression",
     READER: "statistics and directions read by rule + logistic regression, no language model",
+    LABELS: "the juniors' first model fine-tuned on the training labels alone, one greedy call, abstract given",
     SINGLE: "one sampled call{heat} of the junior model of stage {stage}, abstract given",
     GREEDY: "one greedy call of the junior model of stage {stage}, abstract given",
     CONSISTENCY: "majority of {calls} sampled calls{heat}, as many tokens as the society of stage {stage}",

@@ -18,7 +18,7 @@ BESIDE = (
     baselines.SINGLE,
     baselines.GREEDY,
 )
-"""The baselines of the last stage that the first screen shows, in this order. The no-LLM reader follows."""
+"""The baselines of the last stage that the first screen shows, in this order, before those of no stage."""
 PARTS = (baselines.UNREVIEWED, baselines.JUNIOR_VOTE)
 """Baselines that are counted from the society's own rollouts: parts of it, so no rivals."""
 
@@ -77,7 +77,7 @@ def beside(study: Study) -> list[str]:
     answers, best = answers_by_baseline(study.baselines), strongest(study)
     junior = study.plan.alone_of(study.plan.final).name
     names = [baselines.of_stage(kind, stage) for kind in BESIDE for stage in dict.fromkeys((final, junior))]
-    shown = [name for name in (*names, baselines.READER) if name in answers]
+    shown = [name for name in (*names, baselines.LABELS, baselines.READER) if name in answers]
     return [final, *shown, *([best] if best is not None and best not in shown else [])]
 
 

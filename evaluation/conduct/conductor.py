@@ -17,9 +17,11 @@ from chimera.core.types import ResearchTask
 from chimera.data.tasks import Dataset
 from chimera.run.directory import Run
 from chimera.run.jsonl import append_line, read_lines
+from chimera.run.policies import Policy
 from chimera.serving.client import HttpModel
 from chimera.serving.process import ModelServers
-from evaluation.baselines.simple import AGENT, GREEDY, SAMPLED, SINGLE, majority, of_stage, reader, tfidf
+from evaluation.baselines.labels import label_answer
+from evaluation.baselines.simple import AGENT, GREEDY, LABELS, SAMPLED, SINGLE, majority, of_stage, reader, tfidf
 from evaluation.baselines.single_agent import ROLE, single_agent
 from evaluation.baselines.tool_agent import tool_agent
 from evaluation.baselines.votes import affordable, with_consistency
@@ -68,6 +70,7 @@ class Conductor:
         config: The run's configuration, with the evaluation's own settings.
         auditor: The second judge; None without one.
         again: Which recorded parts are made again.
+        labels: The weights of the baseline that learned labels alone; None without it.
     """
 
     run: Run
@@ -78,6 +81,7 @@ class Conductor:
     auditor: Auditor | None
     progress: ProgressView
     again: Again = "nothing"
+    labels: Policy | None = None
 
     def missing(self, stage: Stage) -> list[RolloutInput]:
         """The rollouts of `stage` that must still be made."""
@@ -117,7 +121,7 @@ class Conductor:
 
     def needs_models(self, todo: Mapping[str, Sequence[RolloutInput]]) -> bool:
         """True if any remaining work needs a model of the run."""
-        if any(todo.values()) or bool(self.single_stages()) or bool(self._repairs()):
+        if any(todo.values()) or self.single_stages() or self._repairs() or self.labels_left():
             return True
         return bool(self._canaries("judge", self._judge_name()))
 
@@ -147,6 +151,7 @@ class Conductor:
                     if stage.name in alone:
                         await self._single(model, stage)
             await self._examine(crew, live, model)
+            await self._answer_by_labels(live, model)
             await self._try_canaries(Auditor.of_training(model, self.config.slot(JUDGE), self._judge_name()))
         finally:
             await model.aclose()
@@ -179,6 +184,24 @@ class Conductor:
             async with aclosing(replays.make(repairs, live.selector, tasks.__getitem__)) as records:
                 async for record in records:
                     self.progress.add(record)
+
+    def labels_left(self) -> list[tuple[str, int]]:
+        """Task id and repeat of the answers that the model of labels alone has not given."""
+        if not self.config.evaluation.labels:
+            return []
+        done = self._samples(LABELS)
+        return [(task_id, repeat) for task_id, repeat in self._keys() if (task_id, repeat, 0) not in done]
+
+    async def _answer_by_labels(self, live: Live, model: HttpModel) -> None:
+        if self.labels is None:
+            return
+        await asyncio.to_thread(live.restore, [self.labels])
+        tasks = {task.id: task for task in self._tasks()}
+
+        async def answer(key: tuple[str, int]) -> list[BaselineAnswer]:
+            return [await label_answer(model, tasks[key[0]], key=GREEDY_JUNIOR, repeat=key[1])]
+
+        await self._make("baselines", "answers of the model of labels alone", self.labels_left(), answer)
 
     def _repairs(self) -> list[Repair]:
         """The repairs of recorded wrong answers that still have to be replayed."""

@@ -90,6 +90,11 @@ class EvaluationConfig(ConfigSection):
         description="also let one agent with every role's tools answer alone, with at most so many tool calls; by "
         "self_consistency as often as the society's tokens allow, for a majority of its own; 0: no such agent",
     )
+    labels: bool = Field(
+        default=False,
+        description="also fine-tune the juniors' first weights on the labels of the training tasks alone, with the "
+        "settings of the first phase that fine-tunes, and let that model answer in one call",
+    )
     contributions: Contributions = Field(
         default="none",
         description="which role and phase gave what: roles also evaluates the end with each trained slot, and the "
