@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from evaluation.records.study import Plan, Study
     from evaluation.scores.auditor import Auditor
     from evaluation.verify.asked import AskedEvaluation
+    from training.learning.fine_tuning import TuneSettings
     from training.watch.view import View
 
 READS = ("evaluation", "serving", "rollouts", "telemetry", "data", "runs_dir")
@@ -192,6 +193,7 @@ def _fill(
     learning = learned_slots(run.events()) | ({config.slot(ROLE.name)} if config.evaluation.labels else set())
     check_models(config.used(), secrets, learning=learning)
     allow_files("rollouts.concurrency", config.rollouts.concurrency)
+    settings = _label_settings(run, config) if config.evaluation.labels else None
     second = _second_judge(config, secrets)
     conductor = Conductor(
         run=run,
@@ -226,7 +228,7 @@ def _fill(
                     )
                 )
         try:
-            asyncio.run(_make(conductor, servers, todo, second))
+            asyncio.run(_make(conductor, servers, todo, second, settings))
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
 
@@ -236,6 +238,7 @@ async def _make(
     servers: "ModelServers | None",
     todo: "dict[str, list[RolloutInput]]",
     second: "HttpModel | None",
+    settings: "TuneSettings | None",
 ) -> None:
     from training.interrupt import interruptible
 
@@ -246,7 +249,8 @@ async def _make(
             with conductor.progress.doing("answers of the baselines without a model"):
                 await asyncio.to_thread(conductor.baselines)
             if conductor.labels_left():
-                conductor = replace(conductor, labels=await _learn_labels(conductor))
+                assert settings is not None
+                conductor = replace(conductor, labels=await _learn_labels(conductor, settings))
             if servers is not None:
                 await conductor.run_stages(servers, todo)
             await conductor.audit()
@@ -255,23 +259,43 @@ async def _make(
                 await second.aclose()
 
 
-async def _learn_labels(conductor: "Conductor") -> "Policy":
-    from chimera.serving.embedded.checkpoint import locate
+def _label_settings(run: "Run", config: "Config") -> "TuneSettings":
+    """How the baseline of labels alone is fine-tuned: as the run's first phase that fine-tunes.
+
+    Raises:
+        ConfigError: No phase fine-tunes, or the juniors' weights are not here.
+    """
     from evaluation.baselines.single_agent import ROLE
     from training.configuration import load_config
-    from training.learning.examples import FirstWeights
-    from training.tune.labels import label_settings, learn_labels
+    from training.learning.fine_tuning import TuneSettings
 
-    run, config = conductor.run, conductor.config
     slot = config.slot(ROLE.name)
     if not config.models[slot].has_weights:
         raise ConfigError(
             f"evaluation.labels=true fine-tunes models.{slot}, and kind {config.models[slot].kind} has no "
             "weights here: set it to false"
         )
-    settings = label_settings(load_config(run.config_file, recorded=True).pipeline)
+    phases = load_config(run.config_file, recorded=True).pipeline
+    for settings in phases.values():
+        if isinstance(settings, TuneSettings):
+            return settings
+    raise ConfigError(
+        f"evaluation.labels=true takes learning rate and epochs from a phase that fine-tunes, and none of "
+        f"{', '.join(phases)} does: set it to false"
+    )
+
+
+async def _learn_labels(conductor: "Conductor", settings: "TuneSettings") -> "Policy":
+    from chimera.serving.embedded.checkpoint import locate
+    from evaluation.baselines.single_agent import ROLE
+    from training.learning.examples import FirstWeights
+    from training.tune.labels import learn_labels
+
+    config = conductor.config
+    slot = config.slot(ROLE.name)
     first = FirstWeights(locate(config.models[slot].path), conductor.plan.stages[0].versions[slot])
-    return await learn_labels(run, slot, first, settings, conductor.dataset.train, conductor.progress, config.seed)
+    tasks = conductor.dataset.train
+    return await learn_labels(conductor.run, slot, first, settings, tasks, conductor.progress, config.seed)
 
 
 def _announce(run: "Run", plan: "Plan", missing: int, console: "Console") -> None:

@@ -1,11 +1,9 @@
 """Fine-tunes the juniors' first weights on labels alone, for the baseline `evaluation.baselines.labels`."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from chimera.config.pipeline import PhaseSettings
-from chimera.core.errors import ConfigError
 from chimera.core.types import ResearchTask
 from chimera.run.directory import Run
 from chimera.run.policies import Policy
@@ -22,21 +20,6 @@ from training.tune.render import Renderer
 
 FILE = f"evaluation/{LABELS}.jsonl"
 """The rows of tokens that it learns from, relative to the run."""
-
-
-def label_settings(pipeline: Mapping[str, PhaseSettings]) -> TuneSettings:
-    """The settings of the run's first phase that fine-tunes, so that the baseline has no others than the society.
-
-    Raises:
-        ConfigError: No phase fine-tunes.
-    """
-    for settings in pipeline.values():
-        if isinstance(settings, TuneSettings):
-            return settings
-    raise ConfigError(
-        f"evaluation.labels=true takes learning rate and epochs from a phase that fine-tunes, and none of "
-        f"{', '.join(pipeline)} does: set it to false"
-    )
 
 
 async def learn_labels(

@@ -9,7 +9,7 @@ from operator import itemgetter
 import pytest
 from message_kit import refused
 
-from chimera.core.errors import ModelError, RunError
+from chimera.core.errors import ConfigError, ModelError, RunError
 from chimera.data.tasks import load
 from chimera.eval import main
 from chimera.run.directory import Run
@@ -224,6 +224,11 @@ def test_an_agent_with_all_tools_answers_each_task_once_and_as_often_as_the_soci
     server.requests.clear()
     evaluate(run, "evaluation.agent_tool_calls=2")
     assert server.requests == []
+
+
+def test_labels_alone_are_learned_by_weights_only(run):
+    with refused(ConfigError, "evaluation.labels", "models.junior", "endpoint", "false"):
+        evaluate(run, "evaluation.labels=true")
 
 
 def test_baselines_that_learned_from_other_data_are_replaced(evaluated):

@@ -1,0 +1,80 @@
+"""The baseline that learned labels alone: its prompt, and a run that is evaluated with it."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from chimera.core.errors import ModelError
+from chimera.core.types import Option, ResearchTask, Section
+from chimera.run.directory import Run
+from chimera.run.jsonl import read_lines
+from evaluation.baselines.labels import label_answer, label_prompt
+
+TASK = ResearchTask("1", "Does zinc help?", (Section("METHODS", "We gave zinc."),), "no", "generated", "It did not.")
+SMALL = """
+data: {size: 60}
+rollouts: {concurrency: 2, timeout_s: 3600}
+society: {node_timeout_s: 3600}
+gate: {enabled: false}
+wandb: {mode: disabled}
+evaluation: {labels: true, self_consistency: false}
+pipeline:
+  gather: {tasks: 4}
+  sft: {roles: juniors, min_examples: 1, epochs: 2, batch_size: 8}
+"""
+
+
+class Broken:
+    async def choices(self, *_, **__):
+        raise ModelError("no room")
+
+
+def test_its_prompt_holds_abstract_question_and_options_and_neither_label_nor_conclusion():
+    (message,) = label_prompt(TASK)
+    assert "METHODS: We gave zinc." in message["content"]
+    assert message["content"].endswith("Does zinc help?\nAnswer with yes, no or maybe only.")
+    assert "It did not" not in message["content"]
+    options = (Option("A", "Zinc"), Option("B", "Iron"))
+    (message,) = label_prompt(ResearchTask("2", "Which?", (), "A", "own", "", options=options))
+    assert message["content"].endswith("Which?\nA: Zinc\nB: Iron\nAnswer with A or B only.")
+
+
+async def test_an_answer_that_the_model_did_not_give_counts_as_none():
+    answer = await label_answer(Broken(), TASK, key="junior")
+    assert (answer.answer, answer.calls) == (None, 1)
+    assert "no room" in answer.error
+
+
+@pytest.mark.whole
+def test_a_run_s_base_learns_the_labels_once_and_answers_every_task(tmp_path):
+    (tmp_path / "small.yaml").write_text(SMALL)
+
+    def chimera(*arguments):
+        command = [sys.executable, "-m", *arguments, f"runs_dir={tmp_path}"]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ}, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    chimera("chimera.train", "--config", "small.yaml", "--name", "small")
+    evaluate = ("chimera.eval", "--run", "small", "--stages", "final", "--limit", "4")
+    chimera(*evaluate)
+    run = Run(tmp_path / "small")
+    rows = [json.loads(line) for line in (run.path / "evaluation/labels.jsonl").read_text().splitlines()]
+    tested = {task["id"] for task in report(run)["plan"]["tasks"]}
+    assert rows
+    assert not {row["task_id"] for row in rows} & tested
+    assert report(run)["baselines"]["labels"]["answered"] == 4
+    assert "labels" in report(run)["standing"]
+    weights = run.path / "models/junior/labels/model.safetensors"
+    learned = weights.stat().st_mtime_ns
+    said = chimera(*evaluate, "--fresh")
+    assert weights.stat().st_mtime_ns == learned, said
+    assert sum(row["baseline"] == "labels" for row in read_lines(run.path / "evaluation/test/baselines.jsonl")) == 8
+    assert "is the same" in chimera("chimera.eval", "--verify", str(run.path / "report"))
+
+
+def report(run):
+    return json.loads((run.path / "report/report.json").read_text())
