@@ -258,8 +258,8 @@ class ServingConfig(ConfigSection):
         default=None,
         ge=1,
         le=1024,
-        description="processes that decode, each with all weights and its share of the slots; null: two for small "
-        "models where there are two cores, otherwise one",
+        description="processes that decode, each with all weights and its share of the slots; null: two where there "
+        "are two cores and the weights of both take at most a quarter of the memory, otherwise one",
     )
     answers: int = Field(
         default=4096,

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import uvicorn
+from psutil import virtual_memory
 
 from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.serving.devices import decoding_processes
@@ -65,7 +66,7 @@ def _service(models: Mapping[str, ModelConfig], serving: ServingConfig, log_file
     if not folders:
         return Service(models, serving)
     weights = sum(count_weights(Path(folder)) for folder in folders)
-    processes = decoding_processes(serving, weights, len(os.sched_getaffinity(0)))
+    processes = decoding_processes(serving, weights, len(os.sched_getaffinity(0)), virtual_memory().total)
     return Service(models, serving) if processes == 1 else SpreadService(models, serving, processes, log_file)
 
 

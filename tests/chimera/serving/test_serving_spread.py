@@ -14,7 +14,7 @@ from stream_kit import added_up, as_added_up, events
 from agents.visit.prompting import schema_format
 from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.core.errors import ConfigError, ModelError, RunError
-from chimera.serving.devices import SMALL, decoding_processes
+from chimera.serving.devices import decoding_processes
 from chimera.serving.embedded.checkpoint import count_weights
 from chimera.serving.embedded.protocol import parse_request
 from chimera.serving.embedded.service import Service
@@ -223,18 +223,19 @@ def test_the_decoding_processes_end_with_the_server(running):
 @pytest.mark.parametrize(
     ("settings", "parameters", "cores", "processes"),
     [
-        ({}, SMALL, 2, 2),
-        ({}, SMALL, 1, 1),
-        ({}, SMALL + 1, 8, 1),
-        ({"threads": 2}, SMALL, 8, 1),
-        ({"slots": 1}, SMALL, 8, 1),
-        ({"processes": 1}, SMALL, 8, 1),
-        ({"processes": 3}, SMALL + 1, 1, 3),
-        ({"processes": 3, "slots": 2}, SMALL, 8, 2),
+        ({}, 10**9, 2, 2),
+        ({}, 10**9, 1, 1),
+        ({}, 10**9 + 1, 8, 1),
+        ({"threads": 2}, 1000, 8, 1),
+        ({"slots": 1}, 1000, 8, 1),
+        ({"processes": 1}, 1000, 8, 1),
+        ({"processes": 3}, 10**10, 1, 3),
+        ({"processes": 3, "slots": 2}, 1000, 8, 2),
     ],
 )
-def test_two_processes_decode_small_models_where_there_are_two_cores(settings, parameters, cores, processes):
-    assert decoding_processes(ServingConfig(**settings), parameters, cores) == processes
+def test_two_processes_decode_where_two_cores_and_memory_are(settings, parameters, cores, processes, monkeypatch):
+    monkeypatch.setattr("chimera.serving.devices.gpus", list)
+    assert decoding_processes(ServingConfig(**settings), parameters, cores, 32 * 10**9) == processes
 
 
 def test_weights_are_counted_and_a_broken_file_is_named(serving_model, tmp_path):
