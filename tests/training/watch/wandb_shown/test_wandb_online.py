@@ -163,10 +163,11 @@ def test_a_hanging_wandb_is_given_up_after_the_time_limit(tmp_path, monkeypatch)
     monkeypatch.setattr("training.watch.wandb.mirror.CLOSE_SECONDS", 1.0)
     notes: list[str] = []
     config = config_for(tmp_path)
+    earlier = set(wandb_processes())  # One of an earlier test may be ending.
 
     def hangs(run, metrics):
         wait_for(lambda: notes)
-        (process,) = wandb_processes()
+        (process,) = set(wandb_processes()) - earlier
         process.suspend()
         processes.append(process)
         log_a_run(run, metrics)
