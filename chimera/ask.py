@@ -312,8 +312,25 @@ def _about(question: Asked, config: "Config", searched: str, run: "Run | None", 
         )
     if run:
         versions = ", ".join(policy.version for policy in learned) or "nothing: its base models answer"
-        about += (("learned", f"{versions} (run {run.name})"),)
+        about += (("learned", f"{versions} (run {run.name})"), ("measured", _measured(run)))
     return Card(question.brief.goal, about, "cyan")
+
+
+def _measured(run: "Run") -> str:
+    """How often the run's society was right on test tasks, by its report."""
+    from chimera.core.files import read_json_object
+    from chimera.run.seals import checked
+
+    file = checked(run, "report") / "report.json"
+    if not file.exists():
+        return f"nothing says how often it is right: python -m chimera.eval --run {run.name}"
+    report = read_json_object(file)
+    last = [stage["name"] for stage in report["plan"]["stages"] if stage["kind"] == "sequence"][-1]
+    right = report["stages"][last]["alignment"]
+    low, high = 100 * right["low"], 100 * right["high"]
+    return (
+        f"{100 * right['mean']:.1f} % right ({low:.1f} to {high:.1f}) of {right['n']} tasks, {report['plan']['data']}"
+    )
 
 
 def _put_live(run: "Run", config: "Config", servers: "ModelServers", learned: "Sequence[Policy]") -> "Selector":

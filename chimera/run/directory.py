@@ -42,7 +42,7 @@ FIXED_ON_RESUME = ("seed", "data.", "models.", "society.", "tools.", "reward.", 
 FREE_ON_RESUME = (".ranks", ".shards")
 """Settings of a begun phase that may change all the same: they say where it is computed, not what."""
 
-ALWAYS_WRITTEN = ("seed", "data", "models", "society", "tools", "reward", "gate", "evaluation")
+ALWAYS_WRITTEN = ("seed", "data", "models", "society", "reward", "gate", "evaluation")
 """Sections of every run's config.yaml, including the last one. A file without one of them was emptied or cut off."""
 START = {LEDGER, "config.yaml", "environment.json"}
 """Files that the start of a run writes before any phase begins."""

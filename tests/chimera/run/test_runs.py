@@ -134,6 +134,20 @@ def test_a_run_keeps_what_a_later_command_needs(config: Config):
     assert created["time"] < finished["time"]
 
 
+@pytest.mark.parametrize(
+    "without",
+    [
+        ["society.max_tool_calls=0", "society.evidence=given"],
+        ["gate.enabled=false", "wandb.mode=disabled"],
+    ],
+)
+def test_a_run_is_read_whatever_its_settings_leave_without_effect(tmp_path: Path, without: list[str]):
+    config = load_config(None, [f"runs_dir={tmp_path}", *without])
+    with Run.create("mine", config):
+        pass
+    assert effective(Run.open("mine", tmp_path).config) == effective(config)
+
+
 def test_the_environment_tells_versions_but_no_environment_variable(config: Config, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CHIMERA_TEST_VARIABLE", "value-of-a-variable")
     with Run.create("a", config) as run:

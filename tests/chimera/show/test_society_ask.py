@@ -211,6 +211,7 @@ def test_a_trained_run_answers_with_its_weights_and_its_policy(tmp_path, capsys)
     main(["--task", task, "--run", "trained", f"runs_dir={tmp_path}"])
     output = " ".join(capsys.readouterr().out.split())
     assert "senior@ppo, Supervisor@bandit (run trained)" in output
+    assert "how often it is right: python -m chimera.eval --run trained" in output
     assert re.search(r"The bandit \(Supervisor@bandit\) selects the hypothesis of the \w+: (yes|no|maybe)", output)
     arrays = tmp_path / "trained" / supervisor.folder / "arrays.safetensors"
     arrays.write_bytes(arrays.read_bytes()[:-1] + b"?")

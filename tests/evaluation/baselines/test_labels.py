@@ -1,7 +1,8 @@
-"""The baseline that learned labels alone: its prompt, and a run that is evaluated with it."""
+"""The baseline that learned labels alone: its prompt, and a run that is evaluated and asked with it."""
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -68,6 +69,9 @@ def test_a_run_s_base_learns_the_labels_once_and_answers_every_task(tmp_path):
     assert not {row["task_id"] for row in rows} & tested
     assert report(run)["baselines"]["labels"]["answered"] == 4
     assert "labels" in report(run)["standing"]
+    asked = chimera("chimera.ask", "--run", "small", "--task", rows[0]["task_id"])
+    right = report(run)["stages"]["final"]["alignment"]["mean"]
+    assert re.search(rf"measured +{100 * right:.1f} % right .* of 4 tasks", asked)
     weights = run.path / "models/junior/labels/model.safetensors"
     learned = weights.stat().st_mtime_ns
     said = chimera(*evaluate, "--fresh")
