@@ -39,8 +39,8 @@ SAFE_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{LONGEST_NAME - 1}}}")
 FIXED_ON_RESUME = ("seed", "data.", "models.", "society.", "tools.", "reward.", "gate.")
 """Settings that a resumed run keeps. Other tasks, models or rewards would mix two experiments under one name."""
 
-FREE_ON_RESUME = (".ranks", ".shards")
-"""Settings of a begun phase that may change all the same: they say where it is computed, not what."""
+FREE_ON_RESUME = (".ranks", ".shards", ".micro_batch_size", ".ppo_max_token_len_per_gpu")
+"""Settings of a begun phase that may change all the same: they say where and in which parts it computes."""
 
 ALWAYS_WRITTEN = ("seed", "data", "models", "society", "reward", "gate", "evaluation")
 """Sections of every run's config.yaml, including the last one. A file without one of them was emptied or cut off."""

@@ -240,7 +240,7 @@ def test_resuming_records_changed_settings_and_refuses_other_tasks(config: Confi
     assert effective(Run.open("a", config.runs_dir).config) == effective(changed)
 
 
-def test_a_begun_phase_keeps_its_settings_but_not_the_number_of_processes(config: Config):
+def test_a_begun_phase_keeps_its_settings_but_not_where_and_in_which_parts_it_computes(config: Config):
     """Its records were made with them; where it computes changes nothing of what it learns."""
     runs = f"runs_dir={config.runs_dir}"
     with Run.create("a", config) as run:
@@ -248,7 +248,9 @@ def test_a_begun_phase_keeps_its_settings_but_not_the_number_of_processes(config
         run.append_rollout({}, phase="ppo")
     with refused(RunError, "'a'", "pipeline.ppo.lr=", "(not 0.1)", "keep it"):
         Run.create("a", load_config(None, [runs, "ppo.lr=0.1"]), resume=True)
-    changed = load_config(None, [runs, "ppo.ranks=3", "ppo.shards=fsdp", "design.lr=0.1"])
+    changed = load_config(
+        None, [runs, "ppo.ranks=3", "ppo.shards=fsdp", "ppo.ppo_max_token_len_per_gpu=4096", "design.lr=0.1"]
+    )
     with Run.create("a", changed, resume=True) as run:
         assert list(run.events())[-1]["changed"]["pipeline.ppo.ranks"] == [1, 3]
 
