@@ -60,3 +60,12 @@ def test_the_dockerfiles_copy_what_there_is_and_install_what_is_pinned():
         assert "/opt/vllm/bin/python" in text
         assert "NOT YET RUN" in text
     assert "/opt/vllm" in vllm
+
+
+def test_the_study_of_smollm2_names_settings_that_exist():
+    text = (ROOT / "recipes" / "gpu" / "smollm2.sh").read_text()
+    overrides = re.findall(r"\b[a-z]+\.\w+=\S+", text.split("exec", 1)[1])
+    config = settings("smollm2", "models.junior.path=nano", *overrides)
+    assert len(overrides) >= 10
+    assert config.evaluation.labels
+    make_phases(tuple(config.pipeline), config, load(config.data))

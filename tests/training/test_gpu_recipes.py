@@ -1,4 +1,4 @@
-"""The recipes for GPUs, played to their end with the bundled model in the models' place and few tasks."""
+"""The recipes for real models, played to their end with the bundled model in the models' place and few tasks."""
 
 import os
 import subprocess
@@ -32,6 +32,7 @@ SMALL = [
     ("name", "settings", "ranks"),
     [
         ("one_gpu", ["ppo.states=8"], []),
+        ("smollm2", ["ppo.states=8"], []),
         # All four ranks would take two cores a minute to start.
         ("eight_gpus", ["ppo.tasks_per_step=2", "ppo.ranks=2", "ppo.min_good_share=0.1"], [(2, "fsdp")]),
     ],
