@@ -5,6 +5,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 exec "${PYTHON:-.venv/bin/python}" -m chimera.study --name smollm2 --seeds 3 --stages base,final \
-    --config configs/smollm2.yaml serving.slots=64 rollouts.concurrency=48 gate.tasks=50 \
+    --config configs/smollm2.yaml serving.slots=64 rollouts.concurrency=48 gate.tasks=100 \
     gather.tasks=200 sft.batch_size=16 sft.micro_batch_size=16 \
     ppo.states=32 ppo.n=8 ppo.steps=6 ppo.ppo_mini_batch_size=64 evaluation.labels=true "$@"
