@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from agents.visit.record import Observer, Operation
-from chimera.config.sections.society import SocietyConfig
+from chimera.config.sections.society import Guidance, SocietyConfig
 from chimera.core.types import Brief
 from chimera.run.policies import BY_MODEL
 from chimera.serving.client import Model
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 Evaluator = Callable[[Mapping[str, Any], Brief], Awaitable[Mapping[str, Any]]]
 """Scores a finished state; its result becomes `final_evaluation`."""
+Guided = Mapping[str, Guidance]
+"""What roles have learned to be told, by role; it replaces the fields of `society.guidance` that it sets."""
+NO_GUIDANCE: Guided = {}
 
 
 class Tools(Protocol):
@@ -81,6 +84,7 @@ class RunContext:
     """One run's brief, seed and services.
 
     `slots` maps each role to the slot whose model plays it, `tools` to the names of the tools that it may call.
+    `guidance` is what roles have learned to be told.
     """
 
     brief: Brief
@@ -94,6 +98,12 @@ class RunContext:
     select: Selector
     operation: Operation
     observe: Observer
+    guidance: Guided
+
+    def told(self, role: str) -> Guidance:
+        """What `role` is told beside its task: by the configuration, and in its place what was learned."""
+        guidance = self.config.told(role)
+        return guidance.model_copy(update=self.guidance[role].given()) if role in self.guidance else guidance
 
     def seed_of(self, role: str, visit: int, step: int) -> int | None:
         """The sampling seed of one model call, derived from the run's seed; None when the run has none.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 from langgraph.runtime import Runtime
 from langgraph.types import Command
 
-from agents.context import Evaluator, RunContext, Selector, SupervisorChoice, Tools
+from agents.context import NO_GUIDANCE, Evaluator, Guided, RunContext, Selector, SupervisorChoice, Tools
 from agents.graph import Graph, build_graph, graph_of_nodes, step_limit
 from agents.nodes import Node
 from agents.person import PERSON
@@ -74,20 +74,29 @@ class Society:
         self._select = select or SupervisorChoice()
         self._graph = build_graph(config)
 
-    async def run(self, brief: Brief, seed: int | None = None, *, select: Selector | None = None) -> ResearchState:
+    async def run(
+        self, brief: Brief, seed: int | None = None, *, select: Selector | None = None, guidance: Guided = NO_GUIDANCE
+    ) -> ResearchState:
         """Answer `brief` and return the final state. Every model call gets a seed derived from `seed`, if given.
 
         Args:
             brief: The question, and what the agents may see of its task.
             select: Selects the hypothesis in this run, instead of the society's selector.
+            guidance: What roles have learned to be told.
 
         Raises:
             RoleError: A role failed or ran out of time; the message names it.
         """
-        return await self._invoke(self._graph, _input(brief), self._context(brief, seed, select))
+        return await self._invoke(self._graph, _input(brief), self._context(brief, seed, select, guidance))
 
     async def before(
-        self, role: str, brief: Brief, seed: int | None = None, *, select: Selector | None = None
+        self,
+        role: str,
+        brief: Brief,
+        seed: int | None = None,
+        *,
+        select: Selector | None = None,
+        guidance: Guided = NO_GUIDANCE,
     ) -> ResearchState:
         """Run until just before the first visit of `role`; returns the state.
 
@@ -97,29 +106,44 @@ class Society:
             RoleError: As for `run`.
         """
         stop = SUPERVISOR if role in JUNIORS else role
-        context = self._context(brief, seed, select)
+        context = self._context(brief, seed, select, guidance)
         state = await self._invoke(self._graph, _input(brief), context, interrupt_before=[stop])
         return without(state, role) if role in JUNIORS else state
 
     async def run_from(
-        self, role: str, state: ResearchState, brief: Brief, seed: int | None = None, *, select: Selector | None = None
+        self,
+        role: str,
+        state: ResearchState,
+        brief: Brief,
+        seed: int | None = None,
+        *,
+        select: Selector | None = None,
+        guidance: Guided = NO_GUIDANCE,
     ) -> ResearchState:
         """Run the graph from `role` on, from a state that `before` returned; returns the final state.
 
         Raises:
             RoleError: As for `run`.
         """
-        return await self._invoke(build_graph(self._config, role), state, self._context(brief, seed, select))
+        context = self._context(brief, seed, select, guidance)
+        return await self._invoke(build_graph(self._config, role), state, context)
 
     async def stream(
-        self, brief: Brief, seed: int | None = None, *, select: Selector | None = None, saved: Saved | None = None
+        self,
+        brief: Brief,
+        seed: int | None = None,
+        *,
+        select: Selector | None = None,
+        guidance: Guided = NO_GUIDANCE,
+        saved: Saved | None = None,
     ) -> AsyncIterator[tuple[str, Mapping[str, Any]]]:
         """Yield (node name, its update of the state) as each node ends; arguments and errors as for `run`.
 
         With `saved`, the state is kept after each node. If a person has to confirm the decision, the last pair is
         (`agents.person.PERSON`, the fields to confirm): call it again with a verdict.
         """
-        context, graph, entry, limits = self._context(brief, seed, select), self._graph, _input(brief), self._limits()
+        context = self._context(brief, seed, select, guidance)
+        graph, entry, limits = self._graph, _input(brief), self._limits()
         if saved is not None:
             graph = build_graph(self._config, saver=saved.saver)
             limits |= {"configurable": {"thread_id": saved.thread}}
@@ -151,7 +175,7 @@ class Society:
             async def standing_node(state: ResearchState, runtime: Runtime[Any]) -> Update:
                 brief = brief_of(state["research_goal"])
                 research = cast(ResearchState, {**state, **_input(brief)})
-                return await node(research, runtime.override(context=self._context(brief, None, None)))
+                return await node(research, runtime.override(context=self._context(brief, None, None, NO_GUIDANCE)))
 
             return standing_node
 
@@ -160,7 +184,7 @@ class Society:
     async def _invoke(self, graph: Graph, entry: Any, context: RunContext, **options: Any) -> ResearchState:
         return cast(ResearchState, await graph.ainvoke(entry, self._limits(), context=context, **options))
 
-    def _context(self, brief: Brief, seed: int | None, select: Selector | None) -> RunContext:
+    def _context(self, brief: Brief, seed: int | None, select: Selector | None, guidance: Guided) -> RunContext:
         return RunContext(
             brief=brief,
             seed=seed,
@@ -173,6 +197,7 @@ class Society:
             select=select or self._select,
             operation=self._operation,
             observe=self._observe,
+            guidance=guidance,
         )
 
     def _limits(self) -> Any:

@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "chimera.serving.command",
         "serve what a run has learned, or any model, to OpenAI's and LangChain's clients",
     ),
+    "planted": ("chimera.planted", "serve a model whose errors are known, on which searches over prompts are tried"),
     "view": ("chimera.view", "look at runs on a web page of this machine, also while they go on"),
     "plan": ("chimera.plan", "say what a configuration needs of memory and disk, and what to change"),
     "trace": ("chimera.trace", "show what happened in a rollout, call by call and token by token"),

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from agents.context import Selector
     from agents.person import PersonVerdict
     from chimera.config.sections.models import ModelConfig
     from chimera.config.tree import Config
@@ -268,10 +267,10 @@ def answer(
             show(console, warning(toys, "below"))
         show(console, _about(question, config, library.searched, run, learned))
         with open_society(config, library, learning=learned_slots(run.events()) if run else set()) as society:
-            selector = _put_live(run, config, society.servers, learned) if run else None
+            policies = _put_live(run, config, society.servers, learned) if run else {}
             earlier = asyncio.run(saved.state()) if saved else {}
             outcome = AskOutcome(question.brief.goal, real=question.real, toys=toys, earlier=earlier)
-            work = _Work(society, question.brief, config, console, selector, saved, outcome)
+            work = _Work(society, question.brief, config, console, policies, saved, outcome)
             _run(work.to_the_end(verdict))
         _close(outcome, question, config, console, saved)
     finally:
@@ -333,13 +332,15 @@ def _measured(run: "Run") -> str:
     )
 
 
-def _put_live(run: "Run", config: "Config", servers: "ModelServers", learned: "Sequence[Policy]") -> "Selector":
-    """Put the run's learned policies live; returns the selector of hypotheses."""
+def _put_live(
+    run: "Run", config: "Config", servers: "ModelServers", learned: "Sequence[Policy]"
+) -> "Mapping[str, Any]":
+    """Put the run's learned policies live; returns the selector of hypotheses, and what roles learned to be told."""
     from evaluation.rollout.live import Live
 
     live = Live(run, config.models, servers)
     live.restore(learned)
-    return live.selector()
+    return {"select": live.selector(), "guidance": live.guidance()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,7 +351,7 @@ class _Work:
     brief: Brief
     config: "Config"
     console: "Console"
-    selector: "Selector | None"
+    policies: "Mapping[str, Any]"
     kept: "Kept | None"
     outcome: "AskOutcome"
 
@@ -369,7 +370,7 @@ class _Work:
 
         working = self.console.status("the juniors read") if self.console.is_terminal else nullcontext()
         answer = self.society.answer(
-            self.brief, self.config.seed, select=self.selector, kept_question=self.kept, verdict=verdict
+            self.brief, self.config.seed, kept_question=self.kept, verdict=verdict, **self.policies
         )
         async with aclosing(answer) as steps:
             with working as status:

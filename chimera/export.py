@@ -2,8 +2,8 @@
 
 Weights become a Hugging Face folder (weights, tokenizer, chat template, generation settings) that transformers, vLLM
 and `models.<slot>.path` load; adapters were merged when the phase saved them. A learned choice among hypotheses becomes
-a folder with its parameters. Both get a model card (README.md), the role's prompt (role.json) and the origin
-(chimera.json).
+a folder with its parameters; what a role learned to be told becomes a configuration file, and demos of a DSPy program.
+All get a model card (README.md), the role's prompt (role.json) and the origin (chimera.json).
 """
 
 import argparse
@@ -15,14 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from chimera.core.cli import parse_arguments
 from chimera.core.errors import ConfigError, RunError, suggestion
 
 if TYPE_CHECKING:
+    from agents.context import Guided
     from chimera.config.sections.models import ModelConfig
     from chimera.config.tree import Config
     from chimera.run.directory import Run
-    from chimera.run.policies import Policy
+    from chimera.run.policies import Place, Policy
     from chimera.show.model_card import Gain
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
@@ -33,6 +36,7 @@ SETTINGS = (
 """Files of a model folder that are copied beside its weights."""
 GENERATION = "generation_config.json"
 CARD, ROLE_FILE, ORIGIN = "README.md", "role.json", "chimera.json"
+GUIDANCE_FILE, DSPY_FILE = "guidance.yaml", "dspy.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +52,17 @@ class LearnedRole:
 
     @property
     def is_weights(self) -> bool:
-        """True for weights, False for a choice among hypotheses."""
+        """True for weights, False for a choice among hypotheses or guidance."""
         return self.policy.part == "weights"
+
+    @property
+    def guidance(self) -> "Guided":
+        """What roles have learned to be told in the run."""
+        from agents.policies.guidance import load
+        from chimera.run.policies import SOCIETY, live
+
+        policy = live(self.run.events()).get(("guidance", SOCIETY))
+        return {} if policy is None else load(self.run.path / policy.folder)
 
 
 def main(argv: list[str]) -> int | None:
@@ -68,7 +81,7 @@ def main(argv: list[str]) -> int | None:
     source = checked(run, learned.policy.folder)
     command = shlex.join(["python", "-m", "chimera", "export", *argv])
     write(learned, source, out, command)
-    what = "weights" if learned.is_weights else "policy"
+    what = {"weights": "weights", "choice": "policy", "guidance": "guidance"}[learned.policy.part]
     print(f"{out}: {what} {learned.policy.version} of run {run.name}, for {learned.role}; {CARD} is its model card")
     return None
 
@@ -100,10 +113,14 @@ def find_learned(run: "Run", role: str) -> LearnedRole:
     slot = config.slot(role)
     events = list(run.events())
     policies = live(events)
-    policy = policies.get(("choice", role)) or policies.get(("weights", slot))
+    policy = policies.get(("choice", role)) or policies.get(("weights", slot)) or _told(run, policies, role)
     if policy is None:
         learners = sorted(
-            name for name in roles if ("choice", name) in policies or ("weights", config.slot(name)) in policies
+            name
+            for name in roles
+            if ("choice", name) in policies
+            or ("weights", config.slot(name)) in policies
+            or _told(run, policies, name) is not None
         )
         kind = config.models[slot].kind
         played = f"models.{slot}, which is {'an endpoint' if kind == 'endpoint' else kind}"
@@ -113,6 +130,15 @@ def find_learned(run: "Run", role: str) -> LearnedRole:
         )
     starts = [event for event in events if event["event"] == WENT_LIVE and event["policy"]["version"] == policy.version]
     return LearnedRole(run, config, role, slot, policy, str(starts[-1]["phase"]))
+
+
+def _told(run: "Run", policies: "Mapping[Place, Policy]", role: str) -> "Policy | None":
+    """The guidance that is live, if `role` learned to be told something."""
+    from agents.policies.guidance import load
+    from chimera.run.policies import SOCIETY
+
+    policy = policies.get(("guidance", SOCIETY))
+    return policy if policy is not None and role in load(run.path / policy.folder) else None
 
 
 def check_free(out: Path) -> None:
@@ -155,14 +181,20 @@ def _fill(learned: LearnedRole, source: Path, draft: Path, command: str) -> None
     from chimera.run.hashes import hash_artifact
 
     model = learned.config.models[learned.slot]
-    for file in _files(source, learned.is_weights):
+    for file in _files(source, learned.is_weights) if learned.policy.part != "guidance" else ():
         (draft / file.relative_to(source)).parent.mkdir(exist_ok=True)
         shutil.copyfile(file, draft / file.relative_to(source))
     if learned.is_weights:
         _dump(
             draft / GENERATION, generation_settings(source / GENERATION, model, learned.config.evaluation.temperature)
         )
-    _dump(draft / ROLE_FILE, role_settings(learned.role, learned.config))
+    told = role_settings(learned.role, learned.config, learned.guidance)
+    _dump(draft / ROLE_FILE, told)
+    if learned.policy.part == "guidance":
+        fields = {learned.role: learned.guidance[learned.role].model_dump(mode="json", exclude_defaults=True)}
+        text = yaml.safe_dump({"society": {"guidance": fields}}, allow_unicode=True, sort_keys=False, width=110)
+        (draft / GUIDANCE_FILE).write_text(text, encoding="utf-8")
+        _dump(draft / DSPY_FILE, dspy_state(told))
     written = sorted(file for file in draft.rglob("*") if file.is_file())
     files = {file.relative_to(draft).as_posix(): hash_artifact(file) for file in written}
     origin = {
@@ -172,7 +204,7 @@ def _fill(learned: LearnedRole, source: Path, draft: Path, command: str) -> None
         "part": learned.policy.part,
         "version": learned.policy.version,
         "phase": learned.phase,
-        "base": model.path,
+        "base": model.path if model.has_weights else model.model,
         "environment": {key: learned.run.environment.get(key) for key in ("created", "commit", "python")},
         "command": command,
         "sha256": files,
@@ -207,8 +239,26 @@ def generation_settings(file: Path, model: "ModelConfig", temperature: float | N
     return {**settings, **sampled, "max_new_tokens": model.max_tokens}
 
 
-def role_settings(name: str, config: "Config") -> dict[str, Any]:
-    """The prompt, the guidance, the tools and the response format with which the role was trained."""
+def dspy_state(told: Mapping[str, Any]) -> dict[str, Any]:
+    """A role's instructions and examples as the state of a `dspy.Predict("goal -> ...")`, as DSPy 3 saves it.
+
+    Args:
+        told: The result of `role_settings`.
+    """
+    names = ["goal", *told["response_format"]["json_schema"]["schema"]["properties"]]
+    fields = [{"prefix": f"{name.replace('_', ' ').title()}:", "description": f"${{{name}}}"} for name in names]
+    lessons = "".join(f"\n- {lesson}" for lesson in told.get("lessons", ()))
+    signature = {"instructions": told["prompt"] + lessons, "fields": fields}
+    demos = [{**example, "augmented": True} for example in told.get("examples", ())]
+    return {"traces": [], "train": [], "demos": demos, "signature": signature, "lm": None}
+
+
+def role_settings(name: str, config: "Config", learned: "Guided | None" = None) -> dict[str, Any]:
+    """The prompt, the guidance, the tools and the response format with which the role was trained.
+
+    Args:
+        learned: What roles have learned to be told.
+    """
     from agents.roles import ROLES
     from agents.visit.prompting import prompt_with_options, response_format
     from chimera.core.types import LABELS
@@ -217,6 +267,8 @@ def role_settings(name: str, config: "Config") -> dict[str, Any]:
     role, labels = {**ROLES, judge.ROLE.name: judge.ROLE}[name], config.data.labels
     options = labels if labels and labels != LABELS else ()
     guidance = config.society.told(name)
+    if learned and name in learned:
+        guidance = guidance.model_copy(update=learned[name].given())
     usual = guidance.prompt or role.prompt
     prompt = prompt_with_options(usual, options) if options else usual
     tools, form = list(config.roles.tool_names()[name]), response_format(role, tuple(options))
@@ -225,7 +277,6 @@ def role_settings(name: str, config: "Config") -> dict[str, Any]:
 
 def _card(learned: LearnedRole, command: str) -> str:
     from chimera.serving.bundled import is_bundled
-    from chimera.serving.embedded.checkpoint import BUNDLED
     from chimera.show.model_card import CardFacts, model_card
 
     run, config, model = learned.run, learned.config, learned.config.models[learned.slot]
@@ -240,7 +291,7 @@ def _card(learned: LearnedRole, command: str) -> str:
             run=run.name,
             role=learned.role,
             roles=sharing if learned.is_weights else [learned.role],
-            base=f"Chimera's bundled model, {model.path}" if model.path in BUNDLED else model.path,
+            base=_base(model),
             licence=licence_of(model.path) if learned.is_weights else "mit",
             learned=_algorithm(learned),
             data=_data(config, report),
@@ -249,7 +300,7 @@ def _card(learned: LearnedRole, command: str) -> str:
             alone=report is not None and learned.phase in _sequence(report),
             gains=[] if report is None else list(gains(report, learned.phase)),
             confidence=0.95 if report is None else float(report["settings"]["confidence"]),
-            use=USE_WEIGHTS if learned.is_weights else USE_CHOICE,
+            use={"weights": USE_WEIGHTS, "choice": USE_CHOICE, "guidance": USE_GUIDANCE}[learned.policy.part],
             command=command,
             made=f"Chimera at commit {commit}, run of {run.environment['created'][:10]}",
         )
@@ -280,6 +331,32 @@ chances = load_policy(Path("FOLDER")).probabilities(Candidates(goal, hypotheses,
 
 No setting loads it into another run: `python -m chimera ask --run` and `eval --run` use it from the run itself.
 """
+
+
+USE_GUIDANCE = f"""This folder holds no language model. It is what the role learned to be told beside its task.
+
+```bash
+python -m chimera train --config FOLDER/{GUIDANCE_FILE}     # or copy what it holds into your own configuration
+```
+
+`{ROLE_FILE}` holds the whole prompt with examples, lessons and the JSON schema of the answer, for any other program.
+`{DSPY_FILE}` is the state of a DSPy program:
+
+```python
+import dspy, json
+predict = dspy.Predict("goal -> ...")           # the outputs that `{DSPY_FILE}` names
+predict.load_state(json.load(open("FOLDER/{DSPY_FILE}")))
+```
+"""
+
+
+def _base(model: "ModelConfig") -> str:
+    """The model that training began with."""
+    from chimera.serving.embedded.checkpoint import BUNDLED
+
+    if not model.has_weights:
+        return f"{model.model}, by its server" if model.model else "a rubric"
+    return f"Chimera's bundled model, {model.path}" if model.path in BUNDLED else model.path
 
 
 def _algorithm(learned: LearnedRole) -> str:

@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int | None:
     from evaluation.measures.families import check as check_families
     from evaluation.records.plan import check_ids
     from training.gate import check as check_gate
-    from training.plans import check_rollouts, choose_names, expected_costs, make_phases
+    from training.plans import at_most, check_rollouts, choose_names, expected_costs, make_phases
     from training.session import train
 
     gc.enable()
@@ -102,6 +102,7 @@ def main(argv: list[str]) -> int | None:
         print(f"warning: {toy}", flush=True)
     if arguments.check:
         print(f"nothing was started: {', '.join(names)} can run on {dataset.describe()}")
+        print(at_most(phases, config))
         return 0
     with Run.create(name, config, resume=arguments.resume) as run:
         check_ids(run, config, dataset)

@@ -3,13 +3,14 @@
 import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from chimera.config import tree
 from chimera.config.pipeline import PhaseSettings
 from chimera.config.tree import Config
 from chimera.core.errors import ConfigError, suggestion
 from chimera.core.imports import load_named
+from chimera.run.policies import Part
 from training.algorithms.bandit import Bandit
 from training.algorithms.distil import Distil
 from training.algorithms.dpo import Dpo
@@ -17,6 +18,9 @@ from training.algorithms.gather import Gather
 from training.algorithms.rejection import Rejection
 from training.algorithms.sft import Sft
 from training.algorithms.star import Star
+from training.guidance.fewshot import Fewshot
+from training.guidance.gepa import Gepa
+from training.guidance.lessons import LessonsAlgorithm
 from training.ppo.phase import Ppo
 
 ALGORITHMS: Mapping[str, type[Any]] = {
@@ -28,6 +32,9 @@ ALGORITHMS: Mapping[str, type[Any]] = {
     "dpo": Dpo,
     "star": Star,
     "distil": Distil,
+    "fewshot": Fewshot,
+    "lessons": LessonsAlgorithm,
+    "gepa": Gepa,
 }
 """The class of each algorithm. An entry of `pipeline` may name a user's class as module:Class."""
 METHODS = {"check": ("plan", "settings", "config", "dataset"), "learn": ("plan", "settings", "bench")}
@@ -85,8 +92,8 @@ def _fault(algorithm: Any) -> str | None:
     settings = getattr(algorithm, "Settings", None)
     if not (isinstance(settings, type) and issubclass(settings, PhaseSettings)):
         return "it has no class Settings that is a chimera.config.pipeline.PhaseSettings"
-    if getattr(algorithm, "part", "") not in (None, "weights", "choice"):
-        return "its attribute part is none of None, 'weights' and 'choice'"
+    if getattr(algorithm, "part", "") not in (None, *get_args(Part)):
+        return "its attribute part is none of None, 'weights', 'choice' and 'guidance'"
     for method, names in METHODS.items():
         function = getattr(algorithm, method, None)
         if not callable(function):

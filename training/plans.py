@@ -113,7 +113,7 @@ def _check_roles(phase: Phase, config: Config) -> None:
         raise ConfigError(f"{setting} names {unknown[0]}, which is no member of the society and cannot be trained")
     if part == "choice":
         _check_choosers(plan, setting)
-    else:
+    elif part == "weights":
         _check_slots(plan, setting, config)
 
 
@@ -195,6 +195,15 @@ def _shared(first: PhasePlan, second: PhasePlan) -> str:
     )
 
 
+def at_most(phases: Sequence[Phase], config: Config) -> str:
+    """The most that phases spend on training tasks, and the gate on validation tasks, in words."""
+    limits = [f"{phase.name} takes at most {most}" for phase in phases if (most := phase.settings.most())]
+    learning = sum(phase.learns for phase in phases)
+    if learning and config.gate.enabled:
+        limits.append(f"the gate {learning + 1} x {config.gate.tasks} rollouts")
+    return "; ".join(limits)
+
+
 def expected_costs(phases: Sequence[Phase], config: Config) -> dict[str, float]:
     """The expected cost of each part of a run, in order: phases, and before and after what learns the gate's."""
     costs: dict[str, float] = {}
@@ -223,6 +232,9 @@ def _cost(settings: Mapping[str, object], roles: int, gathered: float) -> float:
         prompts = (number("tasks", gathered)) * max(1, roles)
         drawn = ANSWER * number("answers", 0.0) if "answers" in settings else 0.0
         return START + prompts * (drawn + EXAMPLE * number("epochs"))
+    budget = settings.get("budget")
+    if isinstance(budget, Mapping) and budget["rollouts"]:
+        return float(budget["rollouts"])
     if "tasks" in settings:
-        return number("tasks", 0.0) * number("rounds") * number("repeats")
+        return number("tasks", 0.0) * number("rounds") * number("repeats") * number("candidates")
     return UNKNOWN

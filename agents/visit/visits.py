@@ -52,7 +52,7 @@ async def visit(
     """
     attributes = {"role": role.name, "model": context.slots[role.name], "visit": number, "attempt": attempt}
     with context.operation(role.name, attributes):
-        guidance = context.config.told(role.name)
+        guidance = context.told(role.name)
         shown = {**guidance.payload(), **inputs, "sources": quotable(inputs.get("sources"), context.config.quotes)}
         guided = replace(role, prompt=guidance.prompt) if guidance.prompt else role
         messages = opening(guided, state["research_goal"], options=state.get("options"), **shown)

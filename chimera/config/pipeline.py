@@ -66,7 +66,8 @@ class PhaseSettings(ConfigSection):
 
     algorithm: str = Field(
         default="",
-        description="gather | sft | ppo | bandit | rejection | dpo | star | distil, or module:Class of your own; "
+        description="gather | sft | ppo | bandit | rejection | dpo | star | distil | fewshot | lessons | gepa, or "
+        "module:Class of your own; "
         "without it that of the default phase with the entry's name, or the name",
     )
     roles: tuple[str, ...] = Field(default=(), description="the roles that it trains: roles, or juniors, seniors")
@@ -85,6 +86,10 @@ class PhaseSettings(ConfigSection):
     def needs_log_probs(self) -> bool:
         """True if it learns from its roles' tokens with their log-probabilities under the weights that sampled them."""
         return False
+
+    def most(self) -> str:
+        """The most that it spends on training tasks, in words; empty if nobody can say."""
+        return ""
 
     @field_validator("roles", mode="before")
     @classmethod

@@ -159,7 +159,7 @@ class Config(ConfigSection):
             elif role == JUDGE or self.models[slot].kind == "rubric":
                 reasons[f"roles.{role}.tools"] = "the judge and rubrics call no tools"
         for name in self.society.guidance:
-            deaf = [self._deaf(role) for role in expand([name], "society.guidance")]
+            deaf = [self.deaf(role) for role in expand([name], "society.guidance")]
             if None not in deaf:
                 reasons[f"society.guidance.{name}"] = "; ".join(sorted(filter(None, deaf)))
         for name, model in self.served().items():
@@ -167,7 +167,7 @@ class Config(ConfigSection):
                 reasons[f"models.{name}.adapter_rank"] = "no phase trains LoRA adapters of these weights (lora_rank)"
         return reasons
 
-    def _deaf(self, role: str) -> str | None:
+    def deaf(self, role: str) -> str | None:
         """Why guidance changes nothing in what `role` says; None if it may."""
         from chimera.serving.bundled import heeds_guidance
 

@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args
 
 from chimera.core.errors import RunError
 
-Part = Literal["weights", "choice"]
-"""What a policy replaces: the weights of a slot, or the model that chooses among the hypotheses."""
+Part = Literal["weights", "choice", "guidance"]
+"""What a policy replaces: the weights of a slot, the model that chooses among hypotheses, or what roles are told."""
 Place = tuple[Part, str]
 """Part and target of a policy. Exactly one policy is live at each place."""
 
@@ -20,8 +20,10 @@ WENT_LIVE = "went_live"
 ROLLED_BACK = "rolled_back"
 BY_MODEL = "supervisor"
 """The policy name of choices that the supervisor's model made."""
-SELECTION = "selection"
-"""The key of the selecting policy in tables of versions, in which slots are the keys of weights."""
+SELECTION, GUIDANCE = "selection", "guidance"
+"""The keys of the selecting policy and of learned guidance in tables of versions, where slots are those of weights."""
+SOCIETY = "society"
+"""The target of guidance: one policy holds that of all roles."""
 
 
 def learned_slots(events: Iterable[Mapping[str, Any]]) -> set[str]:
@@ -30,12 +32,18 @@ def learned_slots(events: Iterable[Mapping[str, Any]]) -> set[str]:
     return {policy["target"] for policy in policies if policy["part"] == "weights"}
 
 
+def version_key(place: Place) -> str:
+    """The key of a place's policy in tables of versions."""
+    part, target = place
+    return {"choice": SELECTION, "guidance": GUIDANCE}.get(part, target)
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """One learned policy.
 
     Attributes:
-        target: The slot whose weights, or the role whose choice, it replaces.
+        target: The slot whose weights, or the role whose choice, it replaces; `SOCIETY` for guidance.
         version: Its name in rollouts and reports, unique in the run, such as "junior@sft".
         folder: Where its weights or parameters are, relative to the run.
     """
@@ -56,8 +64,8 @@ class Policy:
 
     @property
     def slot(self) -> str:
-        """The key of its version in rollouts: the slot's name, or `SELECTION`."""
-        return SELECTION if self.part == "choice" else self.target
+        """The key of its version in rollouts: the slot's name, `SELECTION` or `GUIDANCE`."""
+        return version_key(self.place)
 
     def dump(self) -> dict[str, str]:
         return asdict(self)

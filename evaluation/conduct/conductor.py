@@ -163,8 +163,9 @@ class Conductor:
         if not inputs:
             return
         with self.progress.phase(own_phase(self.plan.split, stage), len(inputs), stage.versions, table=False):
+            guidance = live.guidance()
             jobs = [
-                Job(new_id("ev"), rollout_input, model.endpoints, stage.versions, live.selector)
+                Job(new_id("ev"), rollout_input, model.endpoints, stage.versions, live.selector, guidance=guidance)
                 for rollout_input in inputs
             ]
             # Close the rollouts before the model: rollouts in progress must not fail on a closed model.
@@ -181,7 +182,7 @@ class Conductor:
         tasks, phase = {task.id: task for task in self._tasks()}, repairs_phase(self.plan)
         replays = Repairs(self.run, self.config, crew, model.endpoints, stage, phase)
         with self.progress.phase(phase, len(repairs), stage.versions, table=False):
-            async with aclosing(replays.make(repairs, live.selector, tasks.__getitem__)) as records:
+            async with aclosing(replays.make(repairs, live.selector, live.guidance(), tasks.__getitem__)) as records:
                 async for record in records:
                     self.progress.add(record)
 

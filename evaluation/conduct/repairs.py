@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agents.context import Candidates, Choice, Selector
+from agents.context import Candidates, Choice, Guided, Selector
 from agents.roles import SUPERVISOR
 from chimera.config.tree import Config
 from chimera.core.errors import RunError
@@ -57,16 +57,21 @@ class Repairs:
         self._endpoints = endpoints
         self._stage = stage
         self._phase = phase
-        self._replay = Replay(config)
+        self._replay = Replay(config, run.path)
         self._rebuilding = asyncio.Lock()
 
     async def make(
-        self, repairs: Sequence[Repair], selector: Callable[[], Selector], task_of: Callable[[str], ResearchTask]
+        self,
+        repairs: Sequence[Repair],
+        selector: Callable[[], Selector],
+        guidance: Guided,
+        task_of: Callable[[str], ResearchTask],
     ) -> AsyncGenerator[RolloutRecord, None]:
         """Replay each repair. Each replay, failed or not, is on disk when it is yielded.
 
         Args:
             selector: Gives who chooses among hypotheses where the repair does not.
+            guidance: What roles have learned to be told.
 
         Raises:
             UnreachableError: A model server cannot be reached.
@@ -74,20 +79,23 @@ class Repairs:
         """
 
         async def replay(repair: Repair) -> RolloutRecord:
-            return await self._one(repair, selector, task_of(repair.of.task_id))
+            return await self._one(repair, selector, guidance, task_of(repair.of.task_id))
 
         async with aclosing(at_once(repairs, replay, self._crew.size)) as records:
             async for record in records:
                 yield record
 
-    async def _one(self, repair: Repair, selector: Callable[[], Selector], task: ResearchTask) -> RolloutRecord:
+    async def _one(
+        self, repair: Repair, selector: Callable[[], Selector], guidance: Guided, task: ResearchTask
+    ) -> RolloutRecord:
         of, author = repair.of, repair.author
         if repair.step == "supervisor" and author:
             selector = partial(GivenChoice, author)
         async with self._rebuilding:
             start = await start_of(repair, self._replay, self._run.path, task)
         input_ = RolloutInput(task, self._phase, of.repeat, of.seed)
-        job = Job(repair.rollout_id, input_, self._endpoints, self._stage.versions, selector, start=start)
+        versions = self._stage.versions
+        job = Job(repair.rollout_id, input_, self._endpoints, versions, selector, start=start, guidance=guidance)
         record, _ = await self._crew.rollout(job)
         return record
 

@@ -11,7 +11,7 @@ from chimera.core.errors import ConfigError, RunError
 from chimera.core.types import ResearchTask
 from chimera.data.tasks import Dataset
 from chimera.run.directory import Run
-from chimera.run.policies import ROLLED_BACK, SELECTION, WENT_LIVE, Place, Policy
+from chimera.run.policies import ROLLED_BACK, WENT_LIVE, Place, Policy, version_key
 from evaluation.records import coalitions
 from evaluation.records.coalitions import Coalition, Learned
 from evaluation.records.study import BASE, Kind, Split, Stage
@@ -68,9 +68,8 @@ def _named(learned: Learned, *, every_coalition: bool) -> Iterator[tuple[str, st
 
 
 def place_name(place: Place) -> str:
-    """The name of a place in stages and reports: its slot, or "selection" for the choice among hypotheses."""
-    part, target = place
-    return SELECTION if part == "choice" else target
+    """The name of a place in stages and reports: its slot, "selection" for the choice, or "guidance"."""
+    return version_key(place)
 
 
 def learned_in(run: Run) -> dict[str, Policy]:

@@ -51,6 +51,7 @@ from evaluation.records.plan import ALONE, place_name
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import Plan, Stage, StageAnswers, Study
 from evaluation.report import side_by_side
+from evaluation.report.guidance import learned_guidance
 from evaluation.report.notes import about_run, cautions, notes, players
 from evaluation.report.plots.base import Plot
 from evaluation.scores.judge_health import health
@@ -126,6 +127,7 @@ def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
         "predictions": official.summary(study),
         "references": [reference.dump() for reference in official.REFERENCES] if plan.official else [],
         "judges": health(study),
+        "guidance": learned_guidance(study.run.path, config.society, plan.learned),
         "side_by_side": _side_by_side(study),
         "plots": [plot.dump() for plot in plots],
         "notes": [*filter(None, warnings), *notes(study)],

@@ -14,7 +14,7 @@ SEQUENCE_WORDS = "In the run's order: each phase beside what was live before it.
 GAIN_WORDS = (
     "Left out of the end: the end beside the end without it. "
     "Shapley value: the mean gain over all orders in which the phases could have been added; these sum to the whole. "
-    "At base: the end beside the end with this slot's weights, or this choice, as the run began. "
+    "At base: the end beside the end with this slot's weights, this choice or this guidance as the run began. "
     "A policy without those that it was learned with is in a society that it did not train in."
 )
 TOGETHER = "all together"
@@ -22,7 +22,7 @@ TOGETHER = "all together"
 
 
 AT_BASE = "{} at base"
-"""The row of the end beside the end with a slot, or the choice, back at base."""
+"""The row of the end beside the end with a slot, the choice or the guidance back at base."""
 
 
 def gain_tables(report: Mapping[str, Any]) -> list[dict[str, Any]]:

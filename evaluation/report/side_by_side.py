@@ -80,7 +80,7 @@ def view(before: RolloutRecord, after: RolloutRecord) -> list[dict[str, Any]]:
     `before` only, "added" for text of `after` only. If a rollout lacks the field, its list is None.
     """
     old, new = (dict(_fields(record)) for record in (before, after))
-    return [_row(name, old.get(name), new.get(name)) for name in _merged(list(old), list(new))]
+    return [row(name, old.get(name), new.get(name)) for name in _merged(list(old), list(new))]
 
 
 def lines(rows: Sequence[Mapping[str, Any]]) -> list[TableLine]:
@@ -88,11 +88,11 @@ def lines(rows: Sequence[Mapping[str, Any]]) -> list[TableLine]:
     drawn: list[TableLine] = []
     for section, fields in groupby(rows, itemgetter("section")):
         drawn.append(TableLine([sentence(section)], group=True))
-        for row in fields:
-            cells: list[Inline | Cell] = [part_title(row["field"])]
-            same = [Cell(_texts(row["before"]), span=2)]
+        for field in fields:
+            cells: list[Inline | Cell] = [part_title(field["field"])]
+            same = [Cell(_texts(field["before"]), span=2)]
             drawn.append(
-                TableLine([*cells, *([_texts(row["before"]), _texts(row["after"])] if row["changed"] else same)])
+                TableLine([*cells, *([_texts(field["before"]), _texts(field["after"])] if field["changed"] else same)])
             )
     return drawn
 
@@ -129,7 +129,8 @@ Name = tuple[str, str]
 """Section and field."""
 
 
-def _row(name: Name, before: str | None, after: str | None) -> dict[str, Any]:
+def row(name: Name, before: str | None, after: str | None) -> dict[str, Any]:
+    """One field side by side, as a row of `view`."""
     left, right = segments(before or "", after or "")
     return {
         "section": name[0],

@@ -3,12 +3,13 @@
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from agents.context import Selector
+from agents.context import Guided, Selector
+from agents.policies import guidance
 from agents.policies.choice import SelectionSpec, make_selector
 from chimera.config.sections.models import ModelConfig
 from chimera.core.errors import ModelError
 from chimera.run.directory import Run
-from chimera.run.policies import BY_MODEL, SELECTION, Place, Policy
+from chimera.run.policies import BY_MODEL, GUIDANCE, SELECTION, SOCIETY, Place, Policy
 from chimera.run.seals import checked
 from chimera.serving.embedded.checkpoint import locate
 from chimera.serving.process import ModelServers
@@ -49,6 +50,8 @@ class Live:
             if policy.target not in self._models:
                 raise ModelError(f"{policy.version} is for the slot {policy.target!r}, which the configuration lacks")
             self._servers.load_weights(policy.target, folder, version=policy.version)
+        if policy.part == "guidance":
+            guidance.load(folder)
         self._policies[policy.place] = policy
 
     def restore(self, policies: Iterable[Policy]) -> None:
@@ -68,10 +71,17 @@ class Live:
             self.put(policy)
 
     def versions(self) -> dict[str, str]:
-        """Policy versions for rollouts: weights or endpoint model of each slot, and who chooses among hypotheses."""
+        """Policy versions for rollouts: weights or endpoint model of each slot, who chooses, and learned guidance."""
         named = {name: endpoint.model for name, endpoint in self._servers.endpoints.items()}
         chooser = self._chooser()
-        return {**named, **self._servers.versions(), SELECTION: chooser.version if chooser else MODEL_CHOOSES}
+        versions = {**named, **self._servers.versions(), SELECTION: chooser.version if chooser else MODEL_CHOOSES}
+        learned = self._policies.get(("guidance", SOCIETY))
+        return {**versions, GUIDANCE: learned.version} if learned else versions
+
+    def guidance(self) -> Guided:
+        """What roles have learned to be told; nothing before a phase has learned it."""
+        learned = self._policies.get(("guidance", SOCIETY))
+        return guidance.load(self._run.path / learned.folder) if learned else {}
 
     def weights(self, slot: str) -> Path:
         """The folder of the weights that are live in an embedded slot."""

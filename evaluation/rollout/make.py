@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from agents.context import Selector, Tools
+from agents.context import NO_GUIDANCE, Guided, Selector, Tools
 from agents.society import Society
 from agents.state import ResearchState
 from agents.visit.record import CallRecord, by_visit, count, dump, tokens, tool_calls
@@ -68,6 +68,7 @@ class RolloutMaker:
         self._config = config
         self._transport = transport
         self._records: list[CallRecord] = []
+        self._tokens = (0, 0)
         self._weights: dict[str, set[str]] = {}
         self._refused: RateLimitError | None = None
         self._society = Society(
@@ -81,7 +82,11 @@ class RolloutMaker:
         )
 
     async def make(
-        self, rollout_input: RolloutInput, selector: Callable[[], Selector], start: Start | None = None
+        self,
+        rollout_input: RolloutInput,
+        selector: Callable[[], Selector],
+        start: Start | None = None,
+        guidance: Guided = NO_GUIDANCE,
     ) -> EndedRollout:
         """Run the society on one task; whatever fails is this rollout's outcome.
 
@@ -90,11 +95,12 @@ class RolloutMaker:
                 is the rollout's failure.
             start: Where the society begins; None for the whole task. The reward is that of the whole task, all
                 counts are of what is done now.
+            guidance: What roles have learned to be told.
         """
-        self._records, self._weights, self._refused = [], {}, None
+        self._records, self._tokens, self._weights, self._refused = [], (0, 0), {}, None
         started = time.perf_counter()
         try:
-            state = await self._run(rollout_input, selector(), start)
+            state = await self._run(rollout_input, start, {"select": selector(), "guidance": guidance})
             records = [*(start.records if start else ()), *self._records]
             reward = compute_reward(state, records, rollout_input.task, self._config.reward)
             if self._refused is not None:  # The judge's calls too, which a rollout goes on without.
@@ -112,6 +118,8 @@ class RolloutMaker:
             self._refused = error
             raise
         _responses.get().append(completion.response_id)
+        read, written = self._tokens
+        self._tokens = read + completion.prompt_tokens, written + completion.completion_tokens
         if completion.weights_version is not None:
             self._weights.setdefault(key, set()).add(completion.weights_version)
         return completion
@@ -129,15 +137,17 @@ class RolloutMaker:
     def _observe(self, record: CallRecord) -> None:
         self._records.append(record)
 
-    async def _run(self, rollout_input: RolloutInput, select: Selector, start: Start | None) -> Mapping[str, Any]:
+    async def _run(
+        self, rollout_input: RolloutInput, start: Start | None, learned: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
         brief, seed = rollout_input.task.brief(), rollout_input.seed
         limit = self._config.rollouts.timeout_s
         deadline = TimeLimit(limit)
         try:
             async with deadline:
                 if start is None:
-                    return await self._society.run(brief, seed, select=select)
-                return await self._society.run_from(start.role, start.state, brief, seed, select=select)
+                    return await self._society.run(brief, seed, **learned)
+                return await self._society.run_from(start.role, start.state, brief, seed, **learned)
         except TimeoutError as error:
             if not deadline.expired():
                 raise
@@ -150,13 +160,22 @@ class RolloutMaker:
             reward=None if reward is None else reward.total,
             parts={} if reward is None else dict(reward.parts),
             weights_versions={model: sorted(seen) for model, seen in self._weights.items()},
-            counts=count(self._records),
+            counts=self._counts(),
             tokens=tokens(self._records),
             visits=by_visit(self._records),
             tool_calls=tool_calls(self._records, self._config.roles.tool_names()),
             calls=[dump(record) for record in self._records],
             seconds=round(time.perf_counter() - started, 3),
         )
+
+    def _counts(self) -> dict[str, int]:
+        """Totals of the society's calls, and the tokens of all others: the judge's, if a model judges."""
+        counts = count(self._records)
+        judge = {
+            "judge_prompt_tokens": self._tokens[0] - counts["prompt_tokens"],
+            "judge_completion_tokens": self._tokens[1] - counts["completion_tokens"],
+        }
+        return counts | judge if any(judge.values()) else counts
 
 
 def keep(run: Run, record: RolloutRecord, trace: Sequence[spans.Span]) -> list[spans.Span]:

@@ -51,7 +51,7 @@ async def rollouts(study: Study, dataset: Dataset) -> Checked:
     Failed rollouts are not replayed, nor are rollouts whose record says that an exchange is missing from the trace.
     """
     tasks = {task.id: task for task in dataset.tasks}
-    replay, problems, replayed, seen = Replay(study.config), [], 0, dict[str, str]()
+    replay, problems, replayed, seen = Replay(study.config, study.run.path), [], 0, dict[str, str]()
     every = [
         (answers.stage, record, place)
         for answers in study.answers.values()
@@ -72,7 +72,7 @@ async def rollouts(study: Study, dataset: Dataset) -> Checked:
 async def repairs(study: Study, dataset: Dataset) -> Checked:
     """Compare every replay of a wrong answer with the repair that it is of, and with its own trace, replayed."""
     tasks = {task.id: task for task in dataset.tasks}
-    replay, problems, replayed = Replay(study.config), [], 0
+    replay, problems, replayed = Replay(study.config, study.run.path), [], 0
     for case in study.examined:
         if case.repair is None or case.replay is None:
             continue

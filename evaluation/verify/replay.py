@@ -9,9 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from agents.context import Candidates, Choice, SupervisorChoice
+from agents.policies.guidance import of_versions
 from agents.society import Society
 from agents.state import ResearchState
 from agents.tools.toolbox import Passage, ToolResult
@@ -48,10 +50,15 @@ class Replayed:
 
 
 class Replay:
-    """Replays rollouts of one run, one at a time; the society is built once."""
+    """Replays rollouts of one run, one at a time; the society is built once.
 
-    def __init__(self, config: Config) -> None:
+    Args:
+        run: The run's folder, which holds what roles had learned to be told.
+    """
+
+    def __init__(self, config: Config, run: Path) -> None:
         self._config = config
+        self._run = run
         self._recorded = _Recorded({}, {}, {})
         self._records: list[CallRecord] = []
         self._society = Society(
@@ -77,7 +84,7 @@ class Replay:
             ChimeraError: The trace does not hold a whole rollout, or an answer is not one to what is asked.
         """
         with self._answers(record, calls, tools):
-            state = await self._society.run(task.brief(), seed=record.seed, select=_RecordedChoice(record))
+            state = await self._society.run(task.brief(), record.seed, **self._learned(record))
         return self._ended(state, (), task)
 
     async def run_from(
@@ -90,8 +97,8 @@ class Replay:
     ) -> Replayed:
         """Run the society from `start` on; other arguments and errors as for `run`."""
         with self._answers(record, calls, tools):
-            chooser = _RecordedChoice(record)
-            state = await self._society.run_from(start.role, start.state, task.brief(), record.seed, select=chooser)
+            learned = self._learned(record)
+            state = await self._society.run_from(start.role, start.state, task.brief(), record.seed, **learned)
         return self._ended(state, start.records, task)
 
     def _ended(self, state: ResearchState, before: Sequence[CallRecord], task: ResearchTask) -> Replayed:
@@ -113,9 +120,14 @@ class Replay:
     ) -> Start:
         """What the society had done when `role` was to work for the first time; arguments and errors as for `run`."""
         with self._answers(record, calls, tools):
-            state = await self._society.before(role, task.brief(), seed=record.seed, select=_RecordedChoice(record))
+            state = await self._society.before(role, task.brief(), record.seed, **self._learned(record))
         # Of juniors, who work at the same time, the state holds what the others have done.
         return Start(role, state, [earlier for earlier in self._records if earlier.role != role])
+
+    def _learned(self, record: RolloutRecord) -> dict[str, Any]:
+        """Who chose in the rollout, and what roles had learned to be told."""
+        guidance = of_versions(self._run, record.policy_versions)
+        return {"select": _RecordedChoice(record), "guidance": guidance}
 
     @contextmanager
     def _answers(

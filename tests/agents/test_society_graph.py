@@ -335,6 +335,7 @@ async def test_no_node_changes_the_state_it_was_given(society_kit):
         select=SupervisorChoice(),
         operation=no_operation,
         observe=no_observer,
+        guidance={},
     )
     for name, node in NODES.items():
         given = copy.deepcopy(state)

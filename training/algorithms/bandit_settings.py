@@ -47,5 +47,8 @@ class BanditSettings(PhaseSettings):
         default=40, ge=1, le=1_000_000, description="training tasks of one such round"
     )
 
+    def most(self) -> str:
+        return f"{self.rounds * self.tasks:,} rollouts"
+
     def needs_rollouts(self) -> bool:
         return True

@@ -23,6 +23,9 @@ class GatherSettings(PhaseSettings):
     tasks: int = Field(default=120, ge=1, le=1_000_000, description="training tasks to answer")
     repeats: int = Field(default=1, ge=1, le=100_000, description="rollouts per task")
 
+    def most(self) -> str:
+        return f"{self.tasks * self.repeats:,} rollouts"
+
     def idle(self) -> Mapping[str, str]:
         return {} if self.roles else dict.fromkeys(("roles", "shared"), "gather trains no role")
 

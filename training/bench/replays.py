@@ -105,7 +105,8 @@ class Replays:
         attempt_id, outcome = reported
         calls = model_calls(trace, attempt_id=attempt_id)
         try:
-            start = await Replay(config).before(at, record, calls, outcome["calls"], self._task(record))
+            replay = Replay(config, self._lab.run.path)
+            start = await replay.before(at, record, calls, outcome["calls"], self._task(record))
         except ChimeraError as error:
             raise RunError(f"rollout {record.rollout_id} cannot be replayed from {at}: {error}") from error
         state: Any = {**start.state, **instead}

@@ -168,10 +168,10 @@ class Lab:
         """
         sampled = answering(self.servers.endpoints, self.config, self.run.gate_temperature)
         versions = dict(self.policy_versions)
-        selector = partial(make_selector, self.live.selection(0.0), greedy=True)
+        selector, guidance = partial(make_selector, self.live.selection(0.0), greedy=True), self.live.guidance()
 
         def job(input_: RolloutInput) -> Job:
-            return Job(new_id("ev"), input_, sampled, versions, selector)
+            return Job(new_id("ev"), input_, sampled, versions, selector, guidance=guidance)
 
         async with aclosing(self._made(inputs, job)) as stream:
             async for record, _ in stream:
@@ -239,6 +239,7 @@ class Lab:
             selector=partial(make_selector, selection, greedy=mode == "val"),
             scored=self._scored,
             mode=mode,
+            guidance=self.live.guidance() if candidates.guidance is None else candidates.guidance,
         )
 
     def _endpoints(self, candidates: Mapping[str, str]) -> dict[str, Endpoint]:

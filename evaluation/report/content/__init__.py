@@ -18,6 +18,7 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Report], Iterator[Block]]]] = {
     "answers": ("Answers", answers.outcomes),
     "lost": ("Who lost it", answers.lost),
     "plots": ("Curves", answers.plots),
+    "guidance": ("What roles are told", answers.guidance),
     "side-by-side": ("Side by side", answers.side_by_side),
     "judges": ("Judges", answers.judges),
     "rollouts": ("Rollouts", rollouts.rollouts),

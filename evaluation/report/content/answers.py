@@ -45,6 +45,20 @@ def outcomes(report: Report) -> Iterator[Block]:
     yield SideBySide([list(_outcome(stage, titles[stage], outcome)) for stage, outcome in report["outcomes"].items()])
 
 
+def guidance(report: Report) -> Iterator[Block]:
+    """What roles learned to be told, beside what they were told before."""
+    if report["guidance"]:
+        yield Heading("What roles learned to be told", anchor="guidance")
+    for phase in report["guidance"]:
+        yield told_table(phase)
+
+
+def told_table(phase: Mapping[str, Any]) -> TableBlock:
+    """What one phase changed in what roles are told."""
+    columns = [Column("Field"), Column("before"), Column(f"after {phase['phase']}")]
+    return TableBlock(f"What roles are told after {phase['phase']}", columns, lines(phase["rows"]), "pair")
+
+
 def _outcome(stage: str, title: str, outcome: Mapping[str, Any]) -> Iterator[Block]:
     yield Heading(title, 3)
     columns = [Column("Answer key"), *(Column(name) for name in next(iter(outcome["confusion"].values())))]

@@ -50,6 +50,8 @@ SFT = {
     "grad_norm": "gradient norm",
 }
 
+SEARCH = {"right": "share of answers right", "best": "the same, best so far", "reward": "mean reward"}
+
 
 def reward(lines: Sequence[Line]) -> Drawing | str:
     """Reward of each rollout with a running mean and marked phases; a sentence if there is no reward."""
@@ -124,6 +126,9 @@ def steps(lines: Sequence[Line], phase: str) -> Drawing | str:
     if curves := _metrics(lines, phase, SFT):
         caption = "One point a step, on the conversations that are learned from."
         return _curves(phase, curves, caption)
+    if curves := _metrics(lines, phase, SEARCH):
+        caption = "One point a candidate that was tried on the phase's whole search share of the training tasks."
+        return _curves(phase, curves, caption, "candidate")
     return f"{phase} has not run, or has not finished a step: the run's metrics have no line of it."
 
 
@@ -131,7 +136,9 @@ def _metrics(lines: Sequence[Line], phase: str, titles: dict[str, str]) -> dict[
     return {title: points for key, title in titles.items() if (points := series(lines, phase, key))}
 
 
-def _curves(phase: str, curves: Mapping[str, list[tuple[int, float]]], caption: str) -> Drawing | str:
+def _curves(
+    phase: str, curves: Mapping[str, list[tuple[int, float]]], caption: str, unit: str = "step"
+) -> Drawing | str:
     """A panel for each metric that changes; a sentence if none does. Constant ones are named with their value."""
     constant = {title: points[0][1] for title, points in curves.items() if _flat([value for _, value in points])}
     moving = {title: points for title, points in curves.items() if title not in constant}
@@ -145,7 +152,7 @@ def _curves(phase: str, curves: Mapping[str, list[tuple[int, float]]], caption: 
         axes.grid(axis="y")
         axes.yaxis.set_major_locator(MaxNLocator(3))
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
-    figure.supxlabel("step", fontsize=9.5)
+    figure.supxlabel(unit, fontsize=9.5)
     return Drawing(figure, caption + _constant_words(constant))
 
 

@@ -61,7 +61,9 @@ def recorded(scripted_openai, tmp_path_factory):
                 records = [episode.record async for episode in lab.rollouts(inputs)]
                 traces = [read(lab.run.path / record.trace) for record in records]
             view = (folder / "run" / "view.txt").read_text()
-        return SimpleNamespace(config=config, records=records, traces=traces, server=server, view=view)
+        return SimpleNamespace(
+            config=config, folder=folder / "run", records=records, traces=traces, server=server, view=view
+        )
 
     found = asyncio.run(scenario())
     yield found
@@ -85,7 +87,7 @@ def test_the_models_of_other_providers_play_their_roles_and_each_call_is_recorde
 
 async def test_a_rollout_with_other_providers_is_replayed_from_its_trace(recorded):
     (record, trace) = recorded.records[0], recorded.traces[0]
-    again = await Replay(recorded.config).run(record, model_calls(trace), [], task("zinc"))
+    again = await Replay(recorded.config, recorded.folder).run(record, model_calls(trace), [], task("zinc"))
     assert again.outputs["initial_hypotheses"] == record.outputs["initial_hypotheses"]
 
 

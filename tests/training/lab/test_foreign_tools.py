@@ -62,11 +62,11 @@ def recorded(scripted_openai, tmp_path_factory):
             return record, read(lab.run.path / record.trace)
 
     record, trace = asyncio.run(scenario())
-    return config, record, trace
+    return config, record, trace, folder / "run"
 
 
 def test_a_role_uses_a_langchain_tool_with_three_arguments_in_a_recorded_rollout(recorded):
-    _, record, trace = recorded
+    _, record, trace, _ = recorded
     assert (record.status, record.error) == ("succeeded", None)
     assert record.tool_calls["Geneticist"] == 2
     calls = [call for call in model_calls(trace) if call.role == "Geneticist"]
@@ -78,7 +78,7 @@ def test_a_role_uses_a_langchain_tool_with_three_arguments_in_a_recorded_rollout
 
 
 def test_a_role_uses_an_mcp_servers_tool_in_a_recorded_rollout(recorded):
-    _, record, trace = recorded
+    _, record, trace, _ = recorded
     assert record.tool_calls["Pharmacologist"] == 1
     calls = [call for call in model_calls(trace) if call.role == "Pharmacologist"]
     assert [tool["function"]["name"] for tool in calls[0].tools or ()] == ["dose"]
@@ -90,14 +90,14 @@ def test_a_role_uses_an_mcp_servers_tool_in_a_recorded_rollout(recorded):
 
 
 def test_what_a_foreign_tool_returned_was_read_and_can_be_quoted(recorded):
-    _, record, _ = recorded
+    _, record, _, _ = recorded
     (hypothesis,) = [one for one in record.outputs["initial_hypotheses"] if one["author"] == "Geneticist"]
     assert hypothesis["evidence"] == [FOUND]
     assert {"id": "risk_difference", "text": FOUND} in record.outputs["selection"]["sources"]
 
 
 async def test_its_record_is_replayed_without_the_tool(recorded):
-    config, record, trace = recorded
-    replay = Replay(with_tools(config, Geneticist=("literature_search", "gone:risk_difference")))
+    config, record, trace, folder = recorded
+    replay = Replay(with_tools(config, Geneticist=("literature_search", "gone:risk_difference")), folder)
     again = await replay.run(record, model_calls(trace), [], task("zinc"))
     assert again.outputs["final_decision"] == record.outputs["final_decision"]

@@ -1,0 +1,53 @@
+"""What roles learned to be told, phase by phase: the texts before and after, with marked differences."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from agents.context import NO_GUIDANCE, Guided
+from agents.policies.guidance import load
+from agents.roles import ROLES
+from chimera.config.sections.society import SocietyConfig
+from chimera.run.policies import Policy
+from evaluation.report.side_by_side import row
+
+
+def learned_guidance(run: Path, society: SocietyConfig, learned: Mapping[str, Policy]) -> list[dict[str, Any]]:
+    """For each phase that changed what roles are told: {"phase", "rows"}, rows as of `side_by_side.view`.
+
+    Args:
+        run: The run's folder.
+        learned: The policy of each phase, in the order of the run.
+
+    Raises:
+        RunError: What was learned cannot be read.
+    """
+    before, changes = NO_GUIDANCE, list[dict[str, Any]]()
+    for phase, policy in learned.items():
+        if policy.part == "guidance":
+            after = load(run / policy.folder)
+            changes.append({"phase": phase, "rows": list(_rows(society, before, after))})
+            before = after
+    return changes
+
+
+def _rows(society: SocietyConfig, before: Guided, after: Guided) -> Iterator[dict[str, Any]]:
+    for role in ROLES:
+        old, new = _texts(society, before, role), _texts(society, after, role)
+        for field in dict.fromkeys((*old, *new)):
+            if old.get(field) != new.get(field):
+                yield row((role, field), old.get(field), new.get(field))
+
+
+def _texts(society: SocietyConfig, guidance: Guided, role: str) -> dict[str, str]:
+    """What a role is told, a text for each field; its own prompt where it is told no other."""
+    told_role = society.told(role)
+    if role in guidance:
+        told_role = told_role.model_copy(update=guidance[role].given())
+    fields = {"prompt": ROLES[role].prompt, **told_role.given()}
+    return {name: value if isinstance(value, str) else "\n".join(map(_line, value)) for name, value in fields.items()}
+
+
+def _line(entry: Any) -> str:
+    return entry if isinstance(entry, str) else json.dumps(entry, ensure_ascii=False)

@@ -1,0 +1,4 @@
+"""Learning what roles are told: a search over prompts, examples and lessons, for models without access to weights.
+
+`search` tries a candidate on training tasks and knows what that costs; `fewshot`, `lessons` and `gepa` are algorithms.
+"""

@@ -1,0 +1,123 @@
+"""Roles that learn together: those that answer in one form and were told the same, such as the three juniors."""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from agents.roles import ROLES
+from chimera.config.sections.society import Guidance
+from chimera.core.types import Label, ResearchTask
+from evaluation.records.rollouts import RolloutRecord
+from training.learning.experience import Conversation
+from training.watch.summary import aligned
+
+RUN = 6
+"""So many words in a row of a task's question name the task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Learner:
+    """Roles that are told the same.
+
+    Attributes:
+        roles: In the order of the society.
+        heads: The first lines of each role's prompt, which are its own, such as its name and its field.
+        instructions: What follows in the prompts of all of them.
+    """
+
+    roles: tuple[str, ...]
+    heads: tuple[str, ...]
+    instructions: str
+
+    @property
+    def name(self) -> str:
+        """One word for it, in the words of people."""
+        return self.roles[0] if len(self.roles) == 1 else "+".join(self.roles)
+
+    def prompts(self, instructions: str) -> dict[str, str]:
+        """Each role's prompt with other `instructions`."""
+        return {role: f"{head}\n{instructions}" for role, head in zip(self.roles, self.heads, strict=True)}
+
+
+def learners(roles: Sequence[str], told: Callable[[str], Guidance]) -> list[Learner]:
+    """The learners among `roles`: those that have one schema and end their prompts alike learn together.
+
+    Args:
+        told: What each role is told now.
+    """
+    groups: dict[type, list[str]] = {}
+    for role in roles:
+        groups.setdefault(ROLES[role].schema, []).append(role)
+    by_group: list[Learner] = []
+    for members in groups.values():
+        lines = [(told(role).prompt or ROLES[role].prompt).strip("\n").split("\n") for role in members]
+        common = _common_tail(lines)
+        together = [(members, lines)] if common else [([role], [own]) for role, own in zip(members, lines, strict=True)]
+        for names, prompts in together:
+            tail = _common_tail(prompts)
+            heads = tuple("\n".join(prompt[: len(prompt) - tail]) for prompt in prompts)
+            by_group.append(Learner(tuple(names), heads, "\n".join(prompts[0][len(prompts[0]) - tail :])))
+    return by_group
+
+
+def _common_tail(prompts: Sequence[Sequence[str]]) -> int:
+    """How many of their last lines are the same; the first line names the role and never counts."""
+    most = min(map(len, prompts)) - 1
+    return next((size for size in range(most, 0, -1) if len({tuple(prompt[-size:]) for prompt in prompts}) == 1), 0)
+
+
+def failure(record: RolloutRecord, conversation: Conversation | None) -> dict[str, object] | None:
+    """What went wrong in a rollout, for whoever writes what a role is told next; None if it was right.
+
+    Args:
+        conversation: What the role said; None to blame the society's answer.
+    """
+    said_by_role = None if conversation is None else conversation.stance
+    answer = record.answer if said_by_role is None else said_by_role
+    if record.error is None and answer == record.label:
+        return None
+    reviews = [
+        issue for name in ("peer_review", "safety_review") for issue in record.outputs.get(name, {}).get("issues", ())
+    ]
+    shown = {} if conversation is None else {"output": conversation.answer}
+    return {
+        **shown,
+        **({"reviews": reviews} if reviews else {}),
+        **({"error": record.error} if record.error else {}),
+        "answered": answer,
+        "right": record.label,
+    }
+
+
+def is_right(record: RolloutRecord, conversation: Conversation) -> bool:
+    """True if the society was right, and so was the role, if what it said answers the question."""
+    return bool(aligned(record)) and conversation.stance in (None, record.label)
+
+
+def tells_too_much(text: str, tasks: Iterable[ResearchTask]) -> str | None:
+    """Why `text` names a task, so that it would help with this task only; None if it does not."""
+    words = _words(text)
+    spans = {tuple(words[at : at + RUN]) for at in range(len(words) - RUN + 1)}
+    for task in tasks:
+        goal = _words(task.goal)
+        if task.id in text:
+            return f"it names the task {task.id}"
+        if any(tuple(goal[at : at + RUN]) in spans for at in range(len(goal) - RUN + 1)):
+            return f"it quotes the question of the task {task.id}"
+    return None
+
+
+def names_a_label(text: str, labels: Collection[Label]) -> str | None:
+    """Why `text` says what to answer; None if it does not. `no` is a word of every language and counts as an answer
+    only where it is quoted or called one."""
+    for label in labels:
+        word = re.escape(label)
+        called = rf"(?:answers?|say|choose|conclude|label|option)\W+(?:(?:is|with|as|be|to|that|the)\W+)*{word}\b"
+        alone = rf"[\"'`]{word}[\"'`]" if len(label) < 3 else rf"\b{word}\b"
+        if re.search(f"{called}|{alone}", text, re.IGNORECASE):
+            return f"it names the answer {label!r}"
+    return None
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())

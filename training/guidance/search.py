@@ -1,0 +1,197 @@
+"""Tries candidates of guidance on training tasks: the same tasks and seeds for each, recorded, within a budget."""
+
+import asyncio
+import hashlib
+import random
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from agents.context import Guided
+from agents.policies import guidance as files
+from chimera.config.pipeline import PhaseSettings
+from chimera.config.roles import JUDGE
+from chimera.config.sections.society import Guidance
+from chimera.config.tree import Config
+from chimera.core.errors import ConfigError
+from chimera.core.types import ResearchTask
+from chimera.data.tasks import Dataset
+from chimera.run.policies import SOCIETY, Policy
+from chimera.run.seals import seal
+from evaluation.records.rollouts import RolloutInput, RolloutRecord
+from training.guidance.budget import Budget, Purse
+from training.learning.base import Bench, Learned, PhasePlan
+from training.watch.summary import aligned
+
+Scores = tuple[float, float]
+"""Share of right answers, and mean reward: of candidates that are right equally often, the reward decides."""
+
+
+class SearchSettings(PhaseSettings):
+    """A search over what roles are told."""
+
+    learns_weights: ClassVar[bool] = False
+
+    tasks: int = Field(
+        default=24, ge=3, le=1_000_000, description="training tasks that candidates are tried on: its search share"
+    )
+    budget: Budget = Budget()
+
+    def needs_rollouts(self) -> bool:
+        return True
+
+    def most(self) -> str:
+        return self.budget.words()
+
+
+def search_share(phase: str, tasks: int, dataset: Dataset, seed: int) -> list[ResearchTask]:
+    """The training tasks that a phase tries its candidates on; nothing else in it learns from them.
+
+    Raises:
+        ConfigError: There are too few training tasks to leave as many to learn from.
+    """
+    if 2 * tasks > len(dataset.train):
+        raise ConfigError(
+            f"{phase}.tasks={tasks}, but there are {len(dataset.train)} training tasks, and as many are needed to "
+            f"learn from: ask for at most {len(dataset.train) // 2}"
+        )
+    return random.Random(f"{seed}/{phase}/search").sample(dataset.train, tasks)
+
+
+def check_search(plan: PhasePlan, settings: SearchSettings, config: Config, dataset: Dataset) -> None:
+    """Raise ConfigError if the phase cannot be run like this."""
+    search_share(plan.name, settings.tasks, dataset, config.seed)
+    for role in plan.roles:
+        if why := config.deaf(role):
+            raise ConfigError(
+                f"pipeline.{plan.name}.roles names {role}, which would not heed what it learns to be told: {why}; "
+                "leave it out, or let another model play it"
+            )
+    if settings.budget.usd is not None and not config.evaluation.prices:
+        raise ConfigError(
+            f"{plan.name}.budget.usd={settings.budget.usd:g} needs prices: set evaluation.prices.SLOT=[USD per million "
+            "prompt tokens, USD per million completion tokens]"
+        )
+
+
+class Search:
+    """One phase's search. What a run has recorded is not tried again, and counts as spent.
+
+    Attributes:
+        start: What roles are told when it begins: what was learned before. Candidates replace fields of it.
+        purse: What was spent.
+        best: The best candidate so far, of those that were tried on all tasks of the search share.
+    """
+
+    def __init__(
+        self, plan: PhasePlan, settings: SearchSettings, bench: Bench, earlier: Sequence[RolloutRecord]
+    ) -> None:
+        config = bench.config
+        self.plan = plan
+        self.tasks = search_share(plan.name, settings.tasks, bench.dataset, config.seed)
+        self.start = files.of_versions(bench.run.path, bench.versions)
+        self.best: Guided = self.start
+        self.purse = Purse(settings.budget, config.evaluation.prices, config.slot(JUDGE), earlier)
+        self._bench = bench
+        self._scores: dict[str, Scores] = {}
+        self._played: dict[str, dict[str, RolloutRecord]] = {}
+
+    def told(self, role: str) -> Guidance:
+        """What `role` is told when the search begins: by the configuration, and in its place what was learned."""
+        guidance = self._bench.config.society.told(role)
+        return guidance.model_copy(update=self.start[role].given()) if role in self.start else guidance
+
+    def changed(self, guidance: Guided, roles: Sequence[str], **fields: Any) -> Guided:
+        """`guidance` with other `fields` for `roles`."""
+        update = {role: guidance.get(role, Guidance()).model_copy(update=fields) for role in roles}
+        return {**guidance, **update}
+
+    async def play(self, guidance: Guided, tasks: Sequence[ResearchTask]) -> list[RolloutRecord]:
+        """Rollouts of `tasks` in which roles are told `guidance`, in the order of the tasks.
+
+        Raises:
+            BudgetSpentError: They are not all affordable; those that were are recorded.
+            RunError: No further rollout could succeed.
+        """
+        bench, plan = self._bench, self.plan
+        name = _digest(guidance)
+        policy = Policy.made("guidance", SOCIETY, f"{plan.name}-{name}")
+        records = self._played.setdefault(name, {})
+        new = [task for task in tasks if task.id not in records]
+        inputs = [RolloutInput.of(task, plan.name, 0, bench.config.seed) for task in new]
+        self.purse.check(len(inputs))
+        if inputs:
+            await asyncio.to_thread(self._write, guidance, policy)
+        while inputs:
+            count = self.purse.affordable(len(inputs))
+            wave, inputs = inputs[:count], inputs[count:]
+            async with aclosing(bench.rollouts(wave, mode="val", instead=[policy])) as episodes:
+                async for episode in episodes:
+                    records[episode.record.task_id] = episode.record
+                    self.purse.pay(episode.record)
+        return [records[task.id] for task in tasks]
+
+    async def trial(self, guidance: Guided) -> list[RolloutRecord]:
+        """Rollouts of the whole search share; `best` is then the better of this candidate and those before."""
+        records = await self.play(guidance, self.tasks)
+        name, score = _digest(guidance), scores(records)
+        if name in self._scores:
+            return records
+        self._scores[name] = score
+        if score > self._scores.get(_digest(self.best), (-1.0, 0.0)):
+            self.best = guidance
+        place, spent = f"{self.plan.name}: candidate {len(self._scores)}", self.purse.spent
+        self._bench.view.note(f"{place} is right on {score[0]:.0%} of {len(records)} tasks, reward {score[1]:.3f}")
+        shown = {"right": score[0], "reward": score[1], "best": self._scores[_digest(self.best)][0]}
+        self._bench.metrics.log(self.plan.name, len(self._scores), {**shown, **spent})
+        return records
+
+    async def ask(self, slot: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> Any:
+        """Ask a slot's model beside rollouts, if the budget allows another rollout; see `Bench.ask`.
+
+        Raises:
+            BudgetSpentError: It does not.
+        """
+        self.purse.affordable(1)
+        completion = await self._bench.ask(slot, messages, **options)
+        self.purse.questions(self._bench.spent())
+        return completion
+
+    def learned(self, figures: Mapping[str, Any], *, ended: bool) -> Learned:
+        """What the phase came to: the best candidate, or nothing if none is better than what it began with.
+
+        Args:
+            ended: True if the budget ended the search.
+        """
+        first, last = (self._scores.get(_digest(guidance)) for guidance in (self.start, self.best))
+        spent = self.purse.spent
+        figures = {**figures, "candidates": len(self._scores), **spent, "budget_spent": ended}
+        if first is not None and last is not None:
+            figures |= {"right_before": first[0], "right_best": last[0], "reward_before": first[1]}
+        if ended:
+            limits = self._bench.config.pipeline[self.plan.name]
+            assert isinstance(limits, SearchSettings)
+            self._bench.view.note(f"{self.plan.name}: its budget ({limits.budget.words()}) is spent: {spent}")
+        if last is None or (first is not None and last <= first) or self.best == self.start:
+            self._bench.view.note(f"{self.plan.name}: no candidate is better than what roles are told now")
+            return Learned(figures)
+        policy = Policy.made("guidance", SOCIETY, self.plan.name)
+        self._write(self.best, policy)
+        return Learned(figures, policy)
+
+    def _write(self, guidance: Guided, policy: Policy) -> None:
+        """Write guidance as the files of `policy`, and record their hashes in the ledger."""
+        files.save(guidance, self._bench.run.path / policy.folder)
+        seal(self._bench.run, policy.folder)
+
+
+def scores(records: Sequence[RolloutRecord]) -> Scores:
+    """Share of right answers and mean reward of `records`; what failed is wrong, and has no reward."""
+    right = sum(bool(aligned(record)) for record in records)
+    return right / len(records), sum(record.reward or 0.0 for record in records) / len(records)
+
+
+def _digest(guidance: Guided) -> str:
+    return hashlib.sha256(files.dump(guidance).encode(errors="backslashreplace")).hexdigest()[:8]
