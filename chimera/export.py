@@ -188,13 +188,13 @@ def _fill(learned: LearnedRole, source: Path, draft: Path, command: str) -> None
         _dump(
             draft / GENERATION, generation_settings(source / GENERATION, model, learned.config.evaluation.temperature)
         )
-    told = role_settings(learned.role, learned.config, learned.guidance)
-    _dump(draft / ROLE_FILE, told)
+    settings = role_settings(learned.role, learned.config, learned.guidance)
+    _dump(draft / ROLE_FILE, settings)
     if learned.policy.part == "guidance":
         fields = {learned.role: learned.guidance[learned.role].model_dump(mode="json", exclude_defaults=True)}
         text = yaml.safe_dump({"society": {"guidance": fields}}, allow_unicode=True, sort_keys=False, width=110)
         (draft / GUIDANCE_FILE).write_text(text, encoding="utf-8")
-        _dump(draft / DSPY_FILE, dspy_state(told))
+        _dump(draft / DSPY_FILE, dspy_state(settings))
     written = sorted(file for file in draft.rglob("*") if file.is_file())
     files = {file.relative_to(draft).as_posix(): hash_artifact(file) for file in written}
     origin = {
@@ -239,17 +239,17 @@ def generation_settings(file: Path, model: "ModelConfig", temperature: float | N
     return {**settings, **sampled, "max_new_tokens": model.max_tokens}
 
 
-def dspy_state(told: Mapping[str, Any]) -> dict[str, Any]:
+def dspy_state(settings: Mapping[str, Any]) -> dict[str, Any]:
     """A role's instructions and examples as the state of a `dspy.Predict("goal -> ...")`, as DSPy 3 saves it.
 
     Args:
-        told: The result of `role_settings`.
+        settings: The result of `role_settings`.
     """
-    names = ["goal", *told["response_format"]["json_schema"]["schema"]["properties"]]
+    names = ["goal", *settings["response_format"]["json_schema"]["schema"]["properties"]]
     fields = [{"prefix": f"{name.replace('_', ' ').title()}:", "description": f"${{{name}}}"} for name in names]
-    lessons = "".join(f"\n- {lesson}" for lesson in told.get("lessons", ()))
-    signature = {"instructions": told["prompt"] + lessons, "fields": fields}
-    demos = [{**example, "augmented": True} for example in told.get("examples", ())]
+    lessons = "".join(f"\n- {lesson}" for lesson in settings.get("lessons", ()))
+    signature = {"instructions": settings["prompt"] + lessons, "fields": fields}
+    demos = [{**example, "augmented": True} for example in settings.get("examples", ())]
     return {"traces": [], "train": [], "demos": demos, "signature": signature, "lm": None}
 
 

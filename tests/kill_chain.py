@@ -90,18 +90,21 @@ class Chain:
         name: The run's.
         settings: Of the command line.
         phases: To run.
+        config: The configuration file.
 
     Attributes:
         slowest: The longest that anything was left of the run after its main process had ended, in seconds.
         starts: How often a command was started.
     """
 
-    def __init__(self, folder: Path, name: str, settings: Sequence[str], phases: Sequence[str]) -> None:
+    def __init__(
+        self, folder: Path, name: str, settings: Sequence[str], phases: Sequence[str], config: str = ONLINE
+    ) -> None:
         self.run = folder / name
         self.slowest = 0.0
         self.starts = 0
         self._arguments = {
-            "chimera.train": ["--name", name, "--config", ONLINE, *settings, f"runs_dir={folder}"],
+            "chimera.train": ["--name", name, "--config", config, *settings, f"runs_dir={folder}"],
             "chimera.eval": ["--run", name, "--stages", "base,final", f"runs_dir={folder}"],
         }
         self._phases = tuple(phases)

@@ -5,6 +5,8 @@ import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+USAGE = {"prompt_tokens": 11, "completion_tokens": 7, "total_tokens": 18}
+
 
 class Providers:
     """Answers all APIs by `play`, which takes a request in OpenAI's form and returns a text, or a list of tool calls
@@ -31,7 +33,7 @@ class Providers:
         number = len(self.requests)
         if path == "/v1/chat/completions":
             choice = {"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-            return 200, {"id": f"openai-{number}", "choices": [choice]}
+            return 200, {"id": f"openai-{number}", "choices": [choice], "usage": USAGE}
         if body.get("tool_choice"):  # A structured answer: LangChain offers its schema as a tool that must be called.
             calls = [(body["tool_choice"]["name"], json.loads(text))]
         content = [
@@ -60,7 +62,10 @@ def _asked(body):
         messages += [{"role": "tool", "content": _text(part["content"])} for part in results]
         if not results:
             messages.append({**message, "content": _text(content)})
-    return {**body, "messages": messages, "tools": None if body.get("tool_choice") else body.get("tools")}
+    if not body.get("tool_choice"):
+        return {**body, "messages": messages}
+    schema = {"name": body["tool_choice"]["name"], "schema": body["tools"][0]["input_schema"]}
+    return {**body, "messages": messages, "tools": None, "response_format": {"json_schema": schema}}
 
 
 def _text(content):

@@ -155,7 +155,7 @@ def _check_weights(phases: Sequence[Phase], config: Config) -> None:
     raise ConfigError(
         f"{_listed(names)} cannot run, because {'it trains' if len(names) == 1 else 'they train'} weights that there "
         f"is no access to ({kinds}): {run}set {'this slot' if len(slots) == 1 else 'these slots'} to kind=embedded "
-        f"or kind=vllm with a model folder in {folders}"
+        f"or kind=vllm with a model folder in {folders}; fewshot, lessons and gepa need no weights"
     )
 
 

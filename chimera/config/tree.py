@@ -92,7 +92,9 @@ class Config(ConfigSection):
                 raise ValueError(f"models.{name}.like is {model.like!r}, {_near(model.like, self.models)}")
         if self.rollouts.on == "ray" and self.cluster.address is None:
             raise ValueError("rollouts.on=ray needs a Ray cluster: set cluster.address=HOST:PORT or auto")
-        if near := self.evaluation.unknown_prices(set(self.models) - {self.roles.Judge.model}):
+        judge = self.roles.Judge.model
+        free = {judge} if judge in self.models and self.models[judge].kind == "rubric" else set[str]()
+        if near := self.evaluation.unknown_prices(set(self.models) - free):
             raise ValueError(near)
         return self
 

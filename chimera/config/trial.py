@@ -27,9 +27,10 @@ def trial_sizes(file: Mapping[str, Setting], tree: "Config") -> dict[str, Settin
     A phase that has another name or algorithm than the default one gets the sizes of one that learns alike.
     """
     sizes = {key: setting.value for key, setting in read_yaml(SIZES).items()}
+    named = dict.fromkeys(key.split(".")[1] for key in sizes if key.startswith("pipeline."))
     for name, phase in tree.pipeline.items():
         if name not in DEFAULT or algorithm_of(name) != phase.algorithm:
-            same = next((other for other in DEFAULT if algorithm_of(other) == phase.algorithm), "sft")
+            same = next((other for other in named if algorithm_of(other) == phase.algorithm), "sft")
             prefix = f"pipeline.{same}."
             of_phase = {key.removeprefix(prefix): size for key, size in sizes.items() if key.startswith(prefix)}
             sizes |= {f"pipeline.{name}.{last}": size for last, size in of_phase.items()}

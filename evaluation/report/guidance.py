@@ -10,7 +10,8 @@ from agents.policies.guidance import load
 from agents.roles import ROLES
 from chimera.config.sections.society import SocietyConfig
 from chimera.run.policies import Policy
-from evaluation.report.side_by_side import row
+from chimera.show.blocks import Column, TableBlock
+from evaluation.report.side_by_side import lines, row
 
 
 def learned_guidance(run: Path, society: SocietyConfig, learned: Mapping[str, Policy]) -> list[dict[str, Any]]:
@@ -30,6 +31,12 @@ def learned_guidance(run: Path, society: SocietyConfig, learned: Mapping[str, Po
             changes.append({"phase": phase, "rows": list(_rows(society, before, after))})
             before = after
     return changes
+
+
+def told_table(change: Mapping[str, Any]) -> TableBlock:
+    """One phase's changes, of `learned_guidance`."""
+    columns = [Column("Field"), Column("before"), Column(f"after {change['phase']}")]
+    return TableBlock(f"What roles are told after {change['phase']}", columns, lines(change["rows"]), "pair")
 
 
 def _rows(society: SocietyConfig, before: Guided, after: Guided) -> Iterator[dict[str, Any]]:

@@ -25,7 +25,6 @@ CODES = {
     "--context abstract.txt": {7},
     "society.confirm=": {8},
     "--config ep.yaml": {1},
-    "--check --config configs/endpoint.yaml": {2},
 }
 """Exit codes other than 0, by a part of the command."""
 WIDE = ["gate.margin=9", "gate.margin_alignment=0.99"]

@@ -18,7 +18,7 @@ from agents.roles import ROLES
 from agents.visit.prompting import options_in, read_payload, response_format
 from agents.visit.react import read_answer
 from chimera.config.tree import Config
-from chimera.core.errors import ConfigError, RunError
+from chimera.core.errors import RunError
 from chimera.data.tasks import Dataset
 from chimera.run.policies import Part
 from training.guidance.budget import BudgetSpentError
@@ -57,10 +57,6 @@ class Fewshot:
 
     def check(self, plan: PhasePlan, settings: FewshotSettings, config: Config, dataset: Dataset) -> None:
         check_search(plan, settings, config, dataset)
-        if settings.teacher is not None and config.models.get(settings.teacher) is None:
-            raise ConfigError(
-                f"{plan.name}.teacher={settings.teacher} is no slot: name one of {', '.join(config.models)}"
-            )
 
     async def learn(self, plan: PhasePlan, settings: FewshotSettings, bench: Bench) -> Learned:
         """Search.

@@ -33,6 +33,7 @@ from training.watch.summary import aligned
 
 Value = TypeVar("Value")
 ROLLOUTS = 150
+"""Rollouts by default, and rewritings at most: one that was tried before costs no rollout."""
 
 
 class GepaSettings(SearchSettings):
@@ -117,8 +118,9 @@ class _Adapter:
         return isinstance(self._failed, BudgetSpentError)
 
     def _is_over(self, gepa_state: GEPAState[Any, Any]) -> bool:
-        """True if something failed, or if a candidate is right on every task, so that no failure is left."""
-        return self._failed is not None or max(gepa_state.program_full_scores_val_set, default=0.0) >= 1.0
+        """True if something failed, or a candidate is right on every task, or only what was tried is written again."""
+        right = max(gepa_state.program_full_scores_val_set, default=0.0)
+        return self._failed is not None or right >= 1.0 or self._written >= (self._settings.budget.rollouts or ROLLOUTS)
 
     def evaluate(
         self, batch: list[ResearchTask], candidate: dict[str, str], capture_traces: bool = False

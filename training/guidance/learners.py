@@ -39,20 +39,22 @@ class Learner:
         return {role: f"{head}\n{instructions}" for role, head in zip(self.roles, self.heads, strict=True)}
 
 
-def learners(roles: Sequence[str], told: Callable[[str], Guidance]) -> list[Learner]:
+def learners(roles: Sequence[str], guidance_of: Callable[[str], Guidance]) -> list[Learner]:
     """The learners among `roles`: those that have one schema and end their prompts alike learn together.
 
     Args:
-        told: What each role is told now.
+        guidance_of: What each role is told now.
     """
     groups: dict[type, list[str]] = {}
     for role in roles:
         groups.setdefault(ROLES[role].schema, []).append(role)
     by_group: list[Learner] = []
     for members in groups.values():
-        lines = [(told(role).prompt or ROLES[role].prompt).strip("\n").split("\n") for role in members]
+        lines = [(guidance_of(role).prompt or ROLES[role].prompt).strip("\n").split("\n") for role in members]
         common = _common_tail(lines)
-        together = [(members, lines)] if common else [([role], [own]) for role, own in zip(members, lines, strict=True)]
+        together = (
+            [(members, lines)] if common else [([role], [prompt]) for role, prompt in zip(members, lines, strict=True)]
+        )
         for names, prompts in together:
             tail = _common_tail(prompts)
             heads = tuple("\n".join(prompt[: len(prompt) - tail]) for prompt in prompts)

@@ -80,11 +80,12 @@ class LessonsAlgorithm:
 
 
 def check_writer(plan: PhasePlan, model: str | None, config: Config) -> None:
-    """Raise ConfigError if the slot that is to write is none, or cannot write."""
+    """Raise ConfigError if the slot that is to write cannot."""
     slot = slot_of(model, plan.roles, config.roles.slots())
-    if slot not in config.models or config.models[slot].kind == "rubric":
-        why = "is no slot" if slot not in config.models else "is a rubric, which writes nothing"
-        raise ConfigError(f"{plan.name}.model={slot} {why}: name one whose model can write")
+    if config.models[slot].kind == "rubric":
+        raise ConfigError(
+            f"{plan.name}.model={slot} is a rubric, which writes nothing: name a slot whose model can write"
+        )
 
 
 class _Rounds:

@@ -69,10 +69,12 @@ def check_search(plan: PhasePlan, settings: SearchSettings, config: Config, data
                 f"pipeline.{plan.name}.roles names {role}, which would not heed what it learns to be told: {why}; "
                 "leave it out, or let another model play it"
             )
-    if settings.budget.usd is not None and not config.evaluation.prices:
+    paid = {name for name, model in config.served().items() if model.kind == "endpoint"}
+    if settings.budget.usd is not None and (unpriced := sorted(paid - set(config.evaluation.prices))):
         raise ConfigError(
-            f"{plan.name}.budget.usd={settings.budget.usd:g} needs prices: set evaluation.prices.SLOT=[USD per million "
-            "prompt tokens, USD per million completion tokens]"
+            f"{plan.name}.budget.usd={settings.budget.usd:g} cannot hold, because evaluation.prices says nothing of "
+            f"{', '.join(unpriced)}: give each [USD per million prompt tokens, USD per million completion tokens], or "
+            "[0, 0]"
         )
 
 
@@ -95,6 +97,7 @@ class Search:
         self.best: Guided = self.start
         self.purse = Purse(settings.budget, config.evaluation.prices, config.slot(JUDGE), earlier)
         self._bench = bench
+        self._limits = settings.budget.words()
         self._scores: dict[str, Scores] = {}
         self._played: dict[str, dict[str, RolloutRecord]] = {}
 
@@ -171,9 +174,8 @@ class Search:
         if first is not None and last is not None:
             figures |= {"right_before": first[0], "right_best": last[0], "reward_before": first[1]}
         if ended:
-            limits = self._bench.config.pipeline[self.plan.name]
-            assert isinstance(limits, SearchSettings)
-            self._bench.view.note(f"{self.plan.name}: its budget ({limits.budget.words()}) is spent: {spent}")
+            used = f"{spent['rollouts']:,} rollouts, {spent['tokens']:,} tokens, {spent['usd']:.4g} US dollars"
+            self._bench.view.note(f"{self.plan.name}: its budget ({self._limits}) ends it after {used}")
         if last is None or (first is not None and last <= first) or self.best == self.start:
             self._bench.view.note(f"{self.plan.name}: no candidate is better than what roles are told now")
             return Learned(figures)

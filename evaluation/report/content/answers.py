@@ -27,6 +27,7 @@ from evaluation.records.recorded import side_file
 from evaluation.records.study import Plan
 from evaluation.report.content.cells import Links
 from evaluation.report.formats import change, sentence, shown, signed, slug, stage_titles, two
+from evaluation.report.guidance import told_table
 from evaluation.report.losses import BLAME_HEAD, BLAME_WORDS, LOST_WORDS, blame_rows, lost_rollouts
 from evaluation.report.side_by_side import lines
 
@@ -51,12 +52,6 @@ def guidance(report: Report) -> Iterator[Block]:
         yield Heading("What roles learned to be told", anchor="guidance")
     for phase in report["guidance"]:
         yield told_table(phase)
-
-
-def told_table(phase: Mapping[str, Any]) -> TableBlock:
-    """What one phase changed in what roles are told."""
-    columns = [Column("Field"), Column("before"), Column(f"after {phase['phase']}")]
-    return TableBlock(f"What roles are told after {phase['phase']}", columns, lines(phase["rows"]), "pair")
 
 
 def _outcome(stage: str, title: str, outcome: Mapping[str, Any]) -> Iterator[Block]:

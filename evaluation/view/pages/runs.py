@@ -6,11 +6,17 @@ from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
+from markupsafe import Markup
 from starlette.responses import HTMLResponse
 
-from chimera.core.errors import ConfigError, RunError
+from chimera.core.errors import ChimeraError, ConfigError, RunError
+from chimera.run.directory import Run
 from chimera.run.owner import owner
+from chimera.show import html
+from chimera.show.blocks import Note
+from evaluation.records.plan import learned_in
 from evaluation.records.study import BASE, GATE
+from evaluation.report.guidance import learned_guidance, told_table
 from evaluation.view.pages.choice import RolloutChoice
 from evaluation.view.pages.curves import outcome_drawings, part_drawings, reward_drawings, update_drawings
 from evaluation.view.pages.desk import ViewDesk, rollouts_address
@@ -137,7 +143,17 @@ def _run_values(desk: ViewDesk, name: str) -> dict[str, Any]:
         "report": (watched.run.path / "report" / "index.html").is_file(),
         "others": [other.name for other in others],
         "choice": RolloutChoice(),
+        "told": _told(watched.run),
     }
+
+
+def _told(run: Run) -> Markup:
+    """What roles learned to be told, as tables; why that cannot be shown where it cannot."""
+    try:
+        changes = learned_guidance(run.path, run.config.society, learned_in(run))
+    except ChimeraError as error:
+        return Markup(html.render([Note(str(error))]))
+    return Markup(html.render([told_table(change) for change in changes]))
 
 
 def _created(watched: WatchedRun) -> str | None:

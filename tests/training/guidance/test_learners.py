@@ -1,0 +1,90 @@
+"""Who learns together, what counts as a failure, and what no role may be told."""
+
+import pytest
+from record_kit import answered
+
+from agents.roles import ROLES
+from chimera.config.roles import JUNIORS
+from chimera.config.sections.society import Guidance, SocietyConfig
+from chimera.core.types import LABELS
+from training.guidance.learners import failure, is_right, learners, names_a_label, tells_too_much
+from training.learning.experience import Conversation
+
+OPTIONS = ("A", "B", "C", "D")
+
+
+def conversation(stance):
+    return Conversation("Geneticist", 1, [], None, {"answer": stance}, parsed=True, stance=stance)
+
+
+def test_juniors_learn_together_and_keep_their_first_lines():
+    told = SocietyConfig().told
+    together, reviewer, officer = learners([*JUNIORS, "PeerReviewer", "SafetyOfficer"], told)
+    assert together.roles == JUNIORS
+    assert (reviewer.roles, officer.roles) == (("PeerReviewer",), ("SafetyOfficer",))
+    for learner in (together, reviewer, officer):
+        assert learner.prompts(learner.instructions) == {role: ROLES[role].prompt for role in learner.roles}
+    assert together.prompts("Guess.")["Neurologist"].startswith("You are the Neurologist.\nYour field is the nervous")
+    assert together.prompts("Guess.")["Neurologist"].endswith("\nGuess.")
+
+
+def test_roles_that_are_told_different_things_learn_alone():
+    own = {"Geneticist": Guidance(prompt="You are the Geneticist.\nGuess.")}
+    both = learners(["Geneticist", "Neurologist"], lambda role: own.get(role, Guidance()))
+    assert [learner.roles for learner in both] == [("Geneticist",), ("Neurologist",)]
+    assert both[0].instructions == "Guess."
+
+
+def test_a_failure_says_what_was_answered_what_would_have_been_right_and_what_reviewers_said():
+    record = answered("ro-1", "t", "no", outputs={"peer_review": {"issues": ["too small"]}})
+    assert failure(record, None) == {"reviews": ["too small"], "answered": "no", "right": "yes"}
+    case = failure(answered("ro-1", "t", "yes"), conversation("maybe"))
+    assert (case["answered"], case["output"]) == ("maybe", {"answer": "maybe"})
+    assert failure(answered("ro-1", "t", "yes"), conversation("yes")) is None
+    assert failure(answered("ro-1", "t", None), None)["error"] == "no JSON"
+
+
+def test_an_answer_is_an_example_only_if_role_and_society_were_right():
+    right, wrong = answered("ro-1", "t", "yes"), answered("ro-2", "t", "no")
+    assert is_right(right, conversation("yes"))
+    assert is_right(right, conversation(None))
+    assert not is_right(right, conversation("no"))
+    assert not is_right(wrong, conversation("yes"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["As in t-17, agree.", "In adults with gout: does Zolpide LOWER the urate?", "does zolpide lower the urate level"],
+)
+def test_what_names_a_task_or_quotes_its_question_tells_too_much(text, tasks):
+    assert "t-17" in str(tells_too_much(text, tasks))
+
+
+def test_an_ordinary_sentence_names_no_task(tasks):
+    assert tells_too_much("Does the sentence say that the drug lowers the level?", tasks) is None
+
+
+@pytest.fixture
+def tasks():
+    from dataclasses import replace
+
+    from lab_kit import task
+
+    return [replace(task("t-17"), goal="In adults with gout, does Zolpide lower the urate level?")]
+
+
+@pytest.mark.parametrize(
+    ("text", "labels", "named"),
+    [
+        ("Answer yes to such questions.", LABELS, True),
+        ("Borderline results mean maybe.", LABELS, True),
+        ("The right answer is no.", LABELS, True),
+        ('Say "no" here.', LABELS, True),
+        ("There was no significant difference, so read on.", LABELS, False),
+        ("Read the p value first.", LABELS, False),
+        ("Choose option B.", OPTIONS, True),
+        ("A larger study counts more.", OPTIONS, False),
+    ],
+)
+def test_a_lesson_that_says_what_to_answer_is_seen(text, labels, named):
+    assert (names_a_label(text, labels) is not None) == named
