@@ -23,7 +23,7 @@ from chimera.core.errors import RunError
 from chimera.core.files import read_json_object, replace_file
 from chimera.core.types import Brief, Option, Section
 
-FOLDER = "asked"
+FOLDER, PREFERENCES = "asked", "preferences.jsonl"
 THREAD = "question"
 OWN_QUESTION = "question"
 """Id of the brief of a person's own question, and of its abstract in the literature index."""
@@ -149,7 +149,7 @@ class Kept:
             "chosen": chosen,
             "reason": verdict.reason,
         }
-        with (self.path / "preferences.jsonl").open("a", encoding="utf-8") as file:
+        with (self.path / PREFERENCES).open("a", encoding="utf-8") as file:
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
             file.flush()
             os.fsync(file.fileno())

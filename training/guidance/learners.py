@@ -51,11 +51,8 @@ def learners(roles: Sequence[str], guidance_of: Callable[[str], Guidance]) -> li
     by_group: list[Learner] = []
     for members in groups.values():
         lines = [(guidance_of(role).prompt or ROLES[role].prompt).strip("\n").split("\n") for role in members]
-        common = _common_tail(lines)
-        together = (
-            [(members, lines)] if common else [([role], [prompt]) for role, prompt in zip(members, lines, strict=True)]
-        )
-        for names, prompts in together:
+        alone = [([role], [prompt]) for role, prompt in zip(members, lines, strict=True)]
+        for names, prompts in [(members, lines)] if _common_tail(lines) else alone:
             tail = _common_tail(prompts)
             heads = tuple("\n".join(prompt[: len(prompt) - tail]) for prompt in prompts)
             by_group.append(Learner(tuple(names), heads, "\n".join(prompts[0][len(prompts[0]) - tail :])))

@@ -18,12 +18,14 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from agents.context import Guided
-from agents.visit.prompting import read_payload
+from agents.visit.prompting import payload_of, read_payload
 from chimera.config.tree import Config
 from chimera.core.errors import ConfigError
 from chimera.core.types import LABELS
 from chimera.data.tasks import Dataset
+from chimera.run.jsonl import read_lines
 from chimera.run.policies import Part
+from evaluation.conduct.kept import FOLDER, PREFERENCES
 from evaluation.records.rollouts import RolloutRecord
 from training.guidance.budget import BudgetSpentError
 from training.guidance.learners import Learner, failure, learners, names_a_label, tells_too_much
@@ -109,6 +111,7 @@ class _Rounds:
             outside: Rollouts of other training tasks, whose failures lessons are written from.
         """
         failures = await asyncio.to_thread(_failures, outside, self._learner.roles)
+        failures += await asyncio.to_thread(_corrections, self._bench, self._learner.roles)
         records = list(records)
         for number in range(self._settings.rounds):
             if not failures or len(self._lessons) >= self._settings.lessons or all(map(aligned, records)):
@@ -180,6 +183,23 @@ class _Rounds:
 
     def _with(self, lesson: str) -> Guided:
         return self._search.changed(self._told, self._learner.roles, lessons=(*self._lessons, lesson))
+
+
+def _corrections(bench: Bench, roles: Sequence[str]) -> list[dict[str, Any]]:
+    """What a person changed or rejected of the answers of `roles` (`python -m chimera ask --confirm`), with the reason.
+
+    Those about validation and test tasks are left out: nobody may learn from them.
+    """
+    held_out = {task.goal for task in (*bench.dataset.validation, *bench.dataset.test)}
+    cases: list[dict[str, Any]] = []
+    for file in sorted((bench.config.runs_dir / FOLDER).glob(f"*/{PREFERENCES}")):
+        for line in read_lines(file):
+            goal = payload_of(line["prompt"])["goal"]
+            if line["role"] in roles and goal not in held_out:
+                right = (line["chosen"] or {}).get("answer")
+                shown = {"output": line["rejected"], "reviews": [line["reason"]]}
+                cases.append({"goal": goal, **shown, "answered": line["rejected"]["answer"], "right": right})
+    return cases
 
 
 def _failures(episodes: Sequence[Episode], roles: Sequence[str]) -> list[dict[str, Any]]:

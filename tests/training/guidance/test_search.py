@@ -41,7 +41,7 @@ class Society(FakeBench):
     """Answers yes, unless the Geneticist is told what is useful, or shown an example whose answer is no."""
 
     def __init__(self, run, *, writes=(USEFUL,)):
-        super().__init__(run, config=load_config(None, ENDPOINTS), dataset=DATASET)
+        super().__init__(run, config=load_config(None, [*ENDPOINTS, f"runs_dir={run.path.parent}"]), dataset=DATASET)
         self.writes = list(writes)
 
     def episode_of(self, number):
@@ -191,3 +191,28 @@ def test_weights_that_see_only_the_first_line_are_refused():
     config = load_config(None, ["pipeline.gepa.roles=[juniors]"])
     with refused(ConfigError, "pipeline.gepa.roles", "Geneticist", "models.junior.path=nano"):
         make_phases(["gepa"], config, DATASET)
+
+
+def test_what_a_person_rejected_is_a_failure_to_learn_from_unless_nobody_may_learn_from_it(run):
+    shown = []
+
+    class Asked(Society):
+        async def episodes(self):
+            return []
+
+        def answer(self, slot, messages, options):
+            shown.extend(json.loads(messages[1]["content"])["failures"])
+            return super().answer(slot, messages, options)
+
+    held_out = task("secret")
+    for number, goal in enumerate(["Does tea help?", held_out.goal]):
+        folder = run.path.parent / "asked" / f"q{number}"
+        folder.mkdir(parents=True)
+        prompt = [{"role": "system", "content": "You are."}, {"role": "user", "content": json.dumps({"goal": goal})}]
+        line = {"role": "Geneticist", "prompt": prompt, "rejected": {"answer": "yes"}, "chosen": {"answer": "no"}}
+        (folder / "preferences.jsonl").write_text(json.dumps({**line, "reason": "It was a trial in mice."}) + "\n")
+    bench = Asked(run)
+    bench.dataset = Dataset(tuple(TASKS), (), (held_out,), "generated", "test")
+    learn(LessonsAlgorithm(), LESSONS, bench)
+    assert {case["goal"] for case in shown} == {"Does tea help?"}
+    assert (shown[0]["right"], shown[0]["reviews"]) == ("no", ["It was a trial in mice."])
