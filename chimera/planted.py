@@ -118,8 +118,8 @@ class Planted:
 
     def _knows(self, right: Label, payload: Mapping[str, Any], system: str, goal: str) -> bool:
         """True if something in the prompt prevents the error of this kind of task, or luck does."""
-        texts = [system, json.dumps([payload.get("lessons"), payload.get("skills")])]
-        if any(re.search(rf"\b{HABITS[right]}\b", text, re.IGNORECASE) for text in texts):
+        texts = f"{system} {json.dumps([payload.get('lessons'), payload.get('skills')])}".lower()
+        if HABITS[right] in re.findall(r"\w+", texts):
             return True
         alike = sum(example.get("answer") == right for example in payload.get("examples") or ())
         return self._share("luck", goal) < LUCK[right] or self._share("examples", goal) >= UNTAUGHT**alike

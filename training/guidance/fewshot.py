@@ -22,7 +22,7 @@ from chimera.core.errors import RunError
 from chimera.data.tasks import Dataset
 from chimera.run.policies import Part
 from training.guidance.budget import BudgetSpentError
-from training.guidance.learners import is_right
+from training.guidance.role_groups import is_right
 from training.guidance.search import Search, SearchSettings, check_search
 from training.learning.base import Bench, Learned, PhasePlan
 from training.learning.episodes import Episode

@@ -24,8 +24,8 @@ from chimera.data.tasks import Dataset
 from chimera.run.policies import Part
 from evaluation.records.rollouts import RolloutRecord
 from training.guidance.budget import Budget, BudgetSpentError
-from training.guidance.learners import Learner, failure, learners, tells_too_much
 from training.guidance.lessons import check_writer
+from training.guidance.role_groups import RoleGroup, failure, role_groups, tells_too_much
 from training.guidance.search import Search, SearchSettings, check_search
 from training.guidance.writer import INSTRUCTIONS, Instructions, slot_of, write
 from training.learning.base import Bench, Learned, PhasePlan
@@ -81,7 +81,7 @@ class _Adapter:
         self._bench = bench
         self._search = search
         self._loop = asyncio.get_running_loop()
-        self._learners = {learner.name: learner for learner in learners(search.plan.roles, search.told)}
+        self._learners = {learner.name: learner for learner in role_groups(search.plan.roles, search.told)}
         self._failed: Exception | None = None
         self._written = 0
         self.propose_new_texts: ProposalFn | None = self._propose
@@ -155,7 +155,7 @@ class _Adapter:
             for name in components_to_update
         }
 
-    def _rewritten(self, learner: Learner, prompt: str, cases: Sequence[Mapping[str, Any]]) -> str:
+    def _rewritten(self, learner: RoleGroup, prompt: str, cases: Sequence[Mapping[str, Any]]) -> str:
         slot = slot_of(self._settings.model, learner.roles, self._bench.config.roles.slots())
         self._written += 1
         seed = (self._bench.config.seed * 7919 + self._written) % 2**31

@@ -28,7 +28,7 @@ from chimera.run.policies import Part
 from evaluation.conduct.kept import FOLDER, PREFERENCES
 from evaluation.records.rollouts import RolloutRecord
 from training.guidance.budget import BudgetSpentError
-from training.guidance.learners import Learner, failure, learners, names_a_label, tells_too_much
+from training.guidance.role_groups import RoleGroup, failure, names_a_label, role_groups, tells_too_much
 from training.guidance.search import Search, SearchSettings, check_search
 from training.guidance.writer import LESSONS, Lessons, slot_of, write
 from training.learning.base import Bench, Learned, PhasePlan
@@ -74,8 +74,8 @@ class LessonsAlgorithm:
         counts, ended = Counter[str](), False
         try:
             records = await search.trial(search.start)
-            for learner in learners(plan.roles, search.told):
-                records = await _Rounds(settings, bench, search, learner, counts).run(records, outside)
+            for learner in role_groups(plan.roles, search.told):
+                records = await _LessonRounds(settings, bench, search, learner, counts).run(records, outside)
         except BudgetSpentError:
             ended = True
         return search.learned(dict(counts), ended=ended)
@@ -90,11 +90,11 @@ def check_writer(plan: PhasePlan, model: str | None, config: Config) -> None:
         )
 
 
-class _Rounds:
+class _LessonRounds:
     """The rounds of one learner."""
 
     def __init__(
-        self, settings: LessonsSettings, bench: Bench, search: Search, learner: Learner, counts: Counter[str]
+        self, settings: LessonsSettings, bench: Bench, search: Search, learner: RoleGroup, counts: Counter[str]
     ) -> None:
         self._settings = settings
         self._bench = bench

@@ -7,7 +7,7 @@ from agents.roles import ROLES
 from chimera.config.roles import JUNIORS
 from chimera.config.sections.society import Guidance, SocietyConfig
 from chimera.core.types import LABELS
-from training.guidance.learners import failure, is_right, learners, names_a_label, tells_too_much
+from training.guidance.role_groups import failure, is_right, names_a_label, role_groups, tells_too_much
 from training.learning.experience import Conversation
 
 OPTIONS = ("A", "B", "C", "D")
@@ -19,7 +19,7 @@ def conversation(stance):
 
 def test_juniors_learn_together_and_keep_their_first_lines():
     told = SocietyConfig().told
-    together, reviewer, officer = learners([*JUNIORS, "PeerReviewer", "SafetyOfficer"], told)
+    together, reviewer, officer = role_groups([*JUNIORS, "PeerReviewer", "SafetyOfficer"], told)
     assert together.roles == JUNIORS
     assert (reviewer.roles, officer.roles) == (("PeerReviewer",), ("SafetyOfficer",))
     for learner in (together, reviewer, officer):
@@ -30,7 +30,7 @@ def test_juniors_learn_together_and_keep_their_first_lines():
 
 def test_roles_that_are_told_different_things_learn_alone():
     own = {"Geneticist": Guidance(prompt="You are the Geneticist.\nGuess.")}
-    both = learners(["Geneticist", "Neurologist"], lambda role: own.get(role, Guidance()))
+    both = role_groups(["Geneticist", "Neurologist"], lambda role: own.get(role, Guidance()))
     assert [learner.roles for learner in both] == [("Geneticist",), ("Neurologist",)]
     assert both[0].instructions == "Guess."
 

@@ -13,10 +13,12 @@ from training.watch.summary import aligned
 
 RUN = 6
 """So many words in a row of a task's question name the task."""
+CALLING = {"answer", "answers", "say", "choose", "conclude", "label", "option"}
+BETWEEN = {"is", "be", "with", "as", "to", "that", "the"}
 
 
 @dataclass(frozen=True, slots=True)
-class Learner:
+class RoleGroup:
     """Roles that are told the same.
 
     Attributes:
@@ -39,7 +41,7 @@ class Learner:
         return {role: f"{head}\n{instructions}" for role, head in zip(self.roles, self.heads, strict=True)}
 
 
-def learners(roles: Sequence[str], guidance_of: Callable[[str], Guidance]) -> list[Learner]:
+def role_groups(roles: Sequence[str], guidance_of: Callable[[str], Guidance]) -> list[RoleGroup]:
     """The learners among `roles`: those that have one schema and end their prompts alike learn together.
 
     Args:
@@ -48,14 +50,14 @@ def learners(roles: Sequence[str], guidance_of: Callable[[str], Guidance]) -> li
     groups: dict[type, list[str]] = {}
     for role in roles:
         groups.setdefault(ROLES[role].schema, []).append(role)
-    by_group: list[Learner] = []
+    by_group: list[RoleGroup] = []
     for members in groups.values():
         lines = [(guidance_of(role).prompt or ROLES[role].prompt).strip("\n").split("\n") for role in members]
         alone = [([role], [prompt]) for role, prompt in zip(members, lines, strict=True)]
         for names, prompts in [(members, lines)] if _common_tail(lines) else alone:
             tail = _common_tail(prompts)
             heads = tuple("\n".join(prompt[: len(prompt) - tail]) for prompt in prompts)
-            by_group.append(Learner(tuple(names), heads, "\n".join(prompts[0][len(prompts[0]) - tail :])))
+            by_group.append(RoleGroup(tuple(names), heads, "\n".join(prompts[0][len(prompts[0]) - tail :])))
     return by_group
 
 
@@ -107,15 +109,28 @@ def tells_too_much(text: str, tasks: Iterable[ResearchTask]) -> str | None:
 
 
 def names_a_label(text: str, labels: Collection[Label]) -> str | None:
-    """Why `text` says what to answer; None if it does not. `no` is a word of every language and counts as an answer
-    only where it is quoted or called one."""
+    """Why `text` says what to answer; None if it does not.
+
+    Labels of one or two letters, such as `no` and `A`, are words of their own and count only where they are quoted or
+    called an answer.
+    """
+    words = re.findall(r"\w+", text)
     for label in labels:
-        word = re.escape(label)
-        called = rf"(?:answers?|say|choose|conclude|label|option)\W+(?:(?:is|with|as|be|to|that|the)\W+)*{word}\b"
-        alone = rf"[\"'`]{word}[\"'`]" if len(label) < 3 else rf"\b{word}\b"
-        if re.search(f"{called}|{alone}", text, re.IGNORECASE):
+        quoted = any(f"{mark}{label}{mark}" in text for mark in "\"'`")
+        if quoted or (_called(words, label) if len(label) < 3 else label.lower() in _words(text)):
             return f"it names the answer {label!r}"
     return None
+
+
+def _called(words: Sequence[str], label: Label) -> bool:
+    """True if `label` follows a word that calls it an answer, with nothing but small words between."""
+    for place in (place for place, word in enumerate(words) if word == label):
+        before = [word.lower() for word in words[:place]]
+        while before and before[-1] in BETWEEN:
+            before.pop()
+        if before and before[-1] in CALLING:
+            return True
+    return False
 
 
 def _words(text: str) -> list[str]:
