@@ -279,6 +279,7 @@ def test_another_file_of_the_hub_than_expected_is_not_used(monkeypatch):
         (local_dir / "model.safetensors").write_bytes(b"other")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetched)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr(httpx, "head", lambda address, **_: httpx.Response(200, request=httpx.Request("HEAD", address)))
     with refused(ConfigError, named.HUB, named.HUB_SHA256, hashlib.sha256(b"other").hexdigest()):
         locate("smollm2")
