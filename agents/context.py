@@ -2,10 +2,11 @@
 
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from agents.visit.record import Observer, Operation
+from chimera.config.sections.graph import GraphConfig
 from chimera.config.sections.society import Guidance, SocietyConfig
 from chimera.core.types import Brief
 from chimera.run.policies import BY_MODEL
@@ -18,7 +19,21 @@ Evaluator = Callable[[Mapping[str, Any], Brief], Awaitable[Mapping[str, Any]]]
 """Scores a finished state; its result becomes `final_evaluation`."""
 Guided = Mapping[str, Guidance]
 """What roles have learned to be told, by role; it replaces the fields of `society.guidance` that it sets."""
-NO_GUIDANCE: Guided = {}
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedSociety:
+    """What was learned for the society as a whole.
+
+    Attributes:
+        graph: Who works in which order; None for `society.graph`.
+    """
+
+    guidance: Guided = field(default_factory=dict)
+    graph: GraphConfig | None = None
+
+
+AS_CONFIGURED = LearnedSociety()
 
 
 class Tools(Protocol):

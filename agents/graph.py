@@ -15,7 +15,7 @@ from langgraph.runtime import Runtime
 from langgraph.types import RetryPolicy
 
 from agents.context import RunContext
-from agents.nodes import NODES, Node, evaluation_node
+from agents.nodes import NODES, Node, adopt_node, debate_node, evaluation_node
 from agents.person import PERSON, person_node
 from agents.roles import (
     DESIGNER,
@@ -29,7 +29,9 @@ from agents.roles import (
 )
 from agents.routing import DESTINATIONS, Route, revisions_allowed, route, worst_severity
 from agents.state import Question, ResearchState, Update
+from agents.supervisor import vote_node
 from chimera.config.roles import JUNIORS
+from chimera.config.sections.graph import GraphConfig
 from chimera.config.sections.society import SocietyConfig
 from chimera.core.errors import ModelError, RoleError
 from chimera.core.rate_limits import TimeLimit
@@ -37,7 +39,7 @@ from chimera.core.rate_limits import TimeLimit
 if TYPE_CHECKING:
     from langgraph.checkpoint.base import BaseCheckpointSaver
 
-EVALUATION = "Evaluation"
+EVALUATION, DEBATE = "Evaluation", "Debate"
 _FIRST_PASS = 8
 _REVISION = 4
 
@@ -48,13 +50,46 @@ def step_limit(config: SocietyConfig) -> int:
     """The most steps a run can take, for LangGraph's recursion limit (whose default of 10,007 bounds nothing).
 
     The first pass takes eight: juniors, supervisor, refiner, designer, two reviewers, principal investigator and
-    evaluation; and one more for the person, if there is one. Each revision adds at most four: refiner, designer, two
-    reviewers. A role that advises adds one to each. LangGraph needs one more, because it checks the limit before it
-    notices that no node is left.
+    evaluation; one more for the person, if there is one, and two for each round of a debate and one for its end. Each
+    revision adds at most four: refiner, designer, two reviewers. A role that advises adds one to each. LangGraph needs
+    one more, because it checks the limit before it notices that no node is left.
     """
     advisers = sum(role.advises is not None for role in ROLES.values())
     revisions = (_REVISION + advisers) * revisions_allowed(config)
-    return _FIRST_PASS + advisers + bool(config.confirm) + revisions + 1
+    return (
+        _FIRST_PASS
+        + advisers
+        + bool(config.confirm)
+        + 2 * config.graph.debate
+        + bool(config.graph.debate)
+        + revisions
+        + 1
+    )
+
+
+IN_ORDER = (REFINER, DESIGNER, PEER_REVIEWER, SAFETY_OFFICER)
+"""Who may work between the choice and the decision."""
+
+
+def working(shape: GraphConfig) -> dict[str, Node]:
+    """The nodes of a graph by name. What stands in the place of a role has the role's name."""
+    left_out = {junior for junior in JUNIORS if junior not in shape.juniors}
+    left_out |= set() if shape.design else {DESIGNER}
+    left_out |= set() if shape.reviewed else {PEER_REVIEWER, SAFETY_OFFICER}
+    nodes = {name: node for name, node in NODES.items() if not {name, ROLES[name].advises} & left_out}
+    nodes |= {SUPERVISOR: vote_node} if shape.choose == "vote" else {}
+    nodes |= {} if shape.refine else {REFINER: adopt_node}
+    nodes |= {DEBATE: debate_node} if shape.debate else {}
+    return {**nodes, EVALUATION: evaluation_node}
+
+
+def _after_round(shape: GraphConfig) -> Callable[[ResearchState], list[str]]:
+    """The juniors again, until the rounds of the debate are used up."""
+
+    def after_round(state: ResearchState) -> list[str]:
+        return list(shape.juniors) if state["debates"] <= shape.debate else [SUPERVISOR]
+
+    return after_round
 
 
 def entrance(role: str) -> str:
@@ -127,21 +162,28 @@ def _graph(
         graph: Any = StateGraph(ResearchState, input_schema=Question)
     else:
         graph = StateGraph(ResearchState, context_schema=RunContext)
-    for name, node in {**NODES, EVALUATION: evaluation_node}.items():
+    for name, node in working(config.graph).items():
         graph.add_node(name, _in_time(name, change(node) if change else node, config.node_timeout_s), **policy)
 
-    for first in JUNIORS if start is None else (start,):
+    shape, juniors = config.graph, list(config.graph.juniors)
+    for first in juniors if start is None else (start,):
         graph.add_edge(START, first)
-    # One edge with a list of sources: the supervisor waits for all juniors and runs once.
-    graph.add_edge([start] if start in JUNIORS else list(JUNIORS), SUPERVISOR)
-    for role in ROLES:
+    # One edge with a list of sources: what follows waits for all juniors and runs once.
+    graph.add_edge([start] if start in JUNIORS else juniors, DEBATE if shape.debate else SUPERVISOR)
+    if shape.debate:
+        graph.add_conditional_edges(DEBATE, _after_round(shape), [*juniors, SUPERVISOR])
+    order = [role for role in IN_ORDER if role in working(shape)]
+    for role in order:
         for adviser, following in pairwise((*advisers_of(role), role)):
             graph.add_edge(adviser, following)
-    for role, following in pairwise((SUPERVISOR, REFINER, DESIGNER, PEER_REVIEWER, SAFETY_OFFICER)):
+    for role, following in pairwise(
+        (SUPERVISOR, *order) if shape.reviewed else (SUPERVISOR, *order, PRINCIPAL_INVESTIGATOR)
+    ):
         graph.add_edge(role, entrance(following))
-    graph.add_conditional_edges(
-        SAFETY_OFFICER, after_reviews, {route: entrance(role) for route, role in DESTINATIONS.items()}
-    )
+    if shape.reviewed:
+        graph.add_conditional_edges(
+            SAFETY_OFFICER, after_reviews, {route: entrance(role) for route, role in DESTINATIONS.items()}
+        )
     if config.confirm:
         graph.add_node(PERSON, person_node(config))
         graph.add_edge(PRINCIPAL_INVESTIGATOR, PERSON)

@@ -55,8 +55,15 @@ def _feedback(state: ResearchState) -> dict[str, Any] | None:
     return feedback or None
 
 
-def _junior_reads(state: ResearchState, context: RunContext) -> Inputs:
-    return {"sources": _sources_if_given(context)}
+def _junior_reads(role: str) -> Callable[[ResearchState, RunContext], Inputs]:
+    def reads(state: ResearchState, context: RunContext) -> Inputs:
+        """In a debate the others' hypotheses, and what a junior wrote itself, with its evidence."""
+        proposed = [dict(hypothesis) for hypothesis in state.get("initial_hypotheses", ()) if state.get("debates")]
+        earlier = [{**hypothesis, "author": "you"} for hypothesis in proposed if hypothesis["author"] == role]
+        others = [hypothesis for hypothesis in proposed if hypothesis["author"] != role]
+        return {"sources": _sources_if_given(context), "hypotheses": earlier + others or None}
+
+    return reads
 
 
 def _junior_writes(role: str) -> Callable[[ResearchState, Answer, RunContext], Update]:
@@ -122,9 +129,9 @@ def _principal_reads(state: ResearchState, context: RunContext) -> Inputs:
     used = state.get("critical_revisions", 0) + state.get("major_revisions", 0)
     return {
         "hypothesis": state["refined_hypothesis"],
-        "protocol": state["experimental_protocol"],
-        "peer_review": state["peer_review"],
-        "safety_review": state["safety_review"],
+        "protocol": state.get("experimental_protocol"),
+        "peer_review": state.get("peer_review"),
+        "safety_review": state.get("safety_review"),
         "revisions": {"used": used, "allowed": revisions_allowed(context.config)},
     }
 
@@ -137,7 +144,7 @@ def _principal_writes(state: ResearchState, answer: FinalDecision, context: RunC
         decision = "NO-GO"
         rationale = f"GO was overridden: a CRITICAL review is unresolved. The principal investigator wrote: {rationale}"
     return {
-        "final_protocol": {**state["experimental_protocol"], "amendments": list(answer.amendments)},
+        "final_protocol": {**state.get("experimental_protocol", {}), "amendments": list(answer.amendments)},
         "final_answer": answer.answer,
         "final_decision": decision,
         "final_veto": veto,
@@ -148,7 +155,8 @@ def _principal_writes(state: ResearchState, answer: FinalDecision, context: RunC
 def veto_of(reviews: Mapping[str, Any]) -> str | None:
     """The CRITICAL reviews in a state or in a rollout's outputs, each with its first issue; None if there are none."""
     names = {"peer_review": "peer review", "safety_review": "safety review"}
-    critical = {name: reviews[key] for key, name in names.items() if effective_severity(reviews[key]) == "CRITICAL"}
+    given_reviews = {name: reviews[key] for key, name in names.items() if key in reviews}
+    critical = {name: review for name, review in given_reviews.items() if effective_severity(review) == "CRITICAL"}
     vetoes = [f"{name}: {next(iter(review['issues']), 'no issue named')}" for name, review in critical.items()]
     return "; ".join(vetoes) or None
 
@@ -170,7 +178,7 @@ def _advises(role: str) -> Callable[[ResearchState, Answer, RunContext], Update]
 _OF_THE_NINE: dict[str, Desk] = {
     desk.role.name: desk
     for desk in (
-        *(Desk(ROLES[name], _junior_reads, _junior_writes(name)) for name in JUNIORS),
+        *(Desk(ROLES[name], _junior_reads(name), _junior_writes(name)) for name in JUNIORS),
         Desk(ROLES[REFINER], _refiner_reads, _refiner_writes),
         Desk(ROLES[DESIGNER], _designer_reads, _designer_writes),
         Desk(ROLES[PEER_REVIEWER], _peer_reads, _store("peer_review")),
@@ -207,6 +215,17 @@ def role_node(desk: Desk) -> Node:
     return node
 
 
+async def adopt_node(state: ResearchState, runtime: Runtime[RunContext]) -> Update:
+    """In place of the refiner: the selected hypothesis goes on as it is."""
+    hypothesis = {name: value for name, value in state["selected_hypothesis"].items() if name != "author"}
+    return {"refined_hypothesis": hypothesis, "unreviewed_hypothesis": hypothesis}
+
+
+async def debate_node(state: ResearchState, runtime: Runtime[RunContext]) -> Update:
+    """Between two rounds of a debate."""
+    return {"debates": state.get("debates", 0) + 1}
+
+
 NODES: dict[str, Node] = {name: role_node(DESKS[name]) if name in DESKS else supervisor_node for name in ROLES}
 """The graph node of every role. The supervisor has a node function of its own, because a policy may choose for it."""
 
@@ -214,6 +233,8 @@ NODES: dict[str, Node] = {name: role_node(DESKS[name]) if name in DESKS else sup
 async def evaluation_node(state: ResearchState, runtime: Runtime[RunContext]) -> Update:
     """The last node: hands the finished state to the injected evaluator."""
     context = runtime.context
+    if "experimental_protocol" not in state:
+        return {"final_evaluation": {"scores": {}, "error": "no protocol is designed (society.graph.design)"}}
     attributes = {"role": "Evaluation", "model": context.slots[JUDGE], "visit": 1, "attempt": attempt_of(runtime)}
     with context.operation("Evaluation", attributes):
         try:

@@ -61,9 +61,9 @@ class Selection(Answer):
 
 
 @cache
-def selection_of(author: str) -> type[Selection]:
-    """`Selection` with `author` as its only choice: what the supervisor answers when a policy has chosen."""
-    only: Any = Literal[author]
+def selection_of(*authors: str) -> type[Selection]:
+    """`Selection` among `authors`: one of them when a policy has chosen, or all that have proposed something."""
+    only: Any = Literal[authors]
     return create_model("Selection", __base__=Selection, __doc__=Selection.__doc__, choice=(only, ...))
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 from langgraph.runtime import Runtime
 from langgraph.types import Command
 
-from agents.context import NO_GUIDANCE, Evaluator, Guided, RunContext, Selector, SupervisorChoice, Tools
+from agents.context import AS_CONFIGURED, Evaluator, LearnedSociety, RunContext, Selector, SupervisorChoice, Tools
 from agents.graph import Graph, build_graph, graph_of_nodes, step_limit
 from agents.nodes import Node
 from agents.person import PERSON
@@ -72,22 +72,28 @@ class Society:
         self._operation = operation
         self._observe = observe
         self._select = select or SupervisorChoice()
-        self._graph = build_graph(config)
+        build_graph(config)  # Compiled once in a process, before anything is asked.
 
     async def run(
-        self, brief: Brief, seed: int | None = None, *, select: Selector | None = None, guidance: Guided = NO_GUIDANCE
+        self,
+        brief: Brief,
+        seed: int | None = None,
+        *,
+        select: Selector | None = None,
+        learned: LearnedSociety = AS_CONFIGURED,
     ) -> ResearchState:
         """Answer `brief` and return the final state. Every model call gets a seed derived from `seed`, if given.
 
         Args:
             brief: The question, and what the agents may see of its task.
             select: Selects the hypothesis in this run, instead of the society's selector.
-            guidance: What roles have learned to be told.
+            learned: What was learned for the society as a whole.
 
         Raises:
             RoleError: A role failed or ran out of time; the message names it.
         """
-        return await self._invoke(self._graph, _input(brief), self._context(brief, seed, select, guidance))
+        context = self._context(brief, seed, select, learned)
+        return await self._invoke(build_graph(context.config), _input(brief), context)
 
     async def before(
         self,
@@ -96,7 +102,7 @@ class Society:
         seed: int | None = None,
         *,
         select: Selector | None = None,
-        guidance: Guided = NO_GUIDANCE,
+        learned: LearnedSociety = AS_CONFIGURED,
     ) -> ResearchState:
         """Run until just before the first visit of `role`; returns the state.
 
@@ -106,8 +112,9 @@ class Society:
             RoleError: As for `run`.
         """
         stop = SUPERVISOR if role in JUNIORS else role
-        context = self._context(brief, seed, select, guidance)
-        state = await self._invoke(self._graph, _input(brief), context, interrupt_before=[stop])
+        context = self._context(brief, seed, select, learned)
+        graph = build_graph(context.config)
+        state = await self._invoke(graph, _input(brief), context, interrupt_before=[stop])
         return without(state, role) if role in JUNIORS else state
 
     async def run_from(
@@ -118,15 +125,15 @@ class Society:
         seed: int | None = None,
         *,
         select: Selector | None = None,
-        guidance: Guided = NO_GUIDANCE,
+        learned: LearnedSociety = AS_CONFIGURED,
     ) -> ResearchState:
         """Run the graph from `role` on, from a state that `before` returned; returns the final state.
 
         Raises:
             RoleError: As for `run`.
         """
-        context = self._context(brief, seed, select, guidance)
-        return await self._invoke(build_graph(self._config, role), state, context)
+        context = self._context(brief, seed, select, learned)
+        return await self._invoke(build_graph(context.config, role), state, context)
 
     async def stream(
         self,
@@ -134,7 +141,7 @@ class Society:
         seed: int | None = None,
         *,
         select: Selector | None = None,
-        guidance: Guided = NO_GUIDANCE,
+        learned: LearnedSociety = AS_CONFIGURED,
         saved: Saved | None = None,
     ) -> AsyncIterator[tuple[str, Mapping[str, Any]]]:
         """Yield (node name, its update of the state) as each node ends; arguments and errors as for `run`.
@@ -142,10 +149,10 @@ class Society:
         With `saved`, the state is kept after each node. If a person has to confirm the decision, the last pair is
         (`agents.person.PERSON`, the fields to confirm): call it again with a verdict.
         """
-        context = self._context(brief, seed, select, guidance)
-        graph, entry, limits = self._graph, _input(brief), self._limits()
+        context = self._context(brief, seed, select, learned)
+        graph, entry, limits = build_graph(context.config), _input(brief), self._limits(context.config)
         if saved is not None:
-            graph = build_graph(self._config, saver=saved.saver)
+            graph = build_graph(context.config, saver=saved.saver)
             limits |= {"configurable": {"thread_id": saved.thread}}
             if saved.verdict is not None:
                 entry = Command(resume=saved.verdict)
@@ -175,20 +182,21 @@ class Society:
             async def standing_node(state: ResearchState, runtime: Runtime[Any]) -> Update:
                 brief = brief_of(state["research_goal"])
                 research = cast(ResearchState, {**state, **_input(brief)})
-                return await node(research, runtime.override(context=self._context(brief, None, None, NO_GUIDANCE)))
+                return await node(research, runtime.override(context=self._context(brief, None, None, AS_CONFIGURED)))
 
             return standing_node
 
         return graph_of_nodes(self._config, change)
 
     async def _invoke(self, graph: Graph, entry: Any, context: RunContext, **options: Any) -> ResearchState:
-        return cast(ResearchState, await graph.ainvoke(entry, self._limits(), context=context, **options))
+        return cast(ResearchState, await graph.ainvoke(entry, self._limits(context.config), context=context, **options))
 
-    def _context(self, brief: Brief, seed: int | None, select: Selector | None, guidance: Guided) -> RunContext:
+    def _context(self, brief: Brief, seed: int | None, select: Selector | None, learned: LearnedSociety) -> RunContext:
+        changed = {} if learned.graph is None else {"graph": learned.graph}
         return RunContext(
             brief=brief,
             seed=seed,
-            config=self._config,
+            config=self._config.model_copy(update=changed) if changed else self._config,
             slots=self._slots,
             tools=self._tools,
             model=self._model,
@@ -197,11 +205,12 @@ class Society:
             select=select or self._select,
             operation=self._operation,
             observe=self._observe,
-            guidance=guidance,
+            guidance=learned.guidance,
         )
 
-    def _limits(self) -> Any:
-        return {"recursion_limit": step_limit(self._config)}
+    @staticmethod
+    def _limits(config: SocietyConfig) -> Any:
+        return {"recursion_limit": step_limit(config)}
 
 
 def _input(brief: Brief) -> Any:

@@ -32,8 +32,9 @@ def latest(_old: str, new: str) -> str:
 
 
 def by_author(hypotheses: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Reducer of `initial_hypotheses`: all hypotheses, in the order of `JUNIORS`."""
-    return sorted([*hypotheses, *new], key=lambda hypothesis: JUNIORS.index(hypothesis["author"]))
+    """Reducer of `initial_hypotheses`: the latest of each junior, in the order of `JUNIORS`."""
+    latest_by_author = {hypothesis["author"]: hypothesis for hypothesis in (*hypotheses, *new)}
+    return sorted(latest_by_author.values(), key=lambda hypothesis: JUNIORS.index(hypothesis["author"]))
 
 
 Update = dict[str, Any]
@@ -70,7 +71,9 @@ class ResearchState(TypedDict):
         safety_review: A `Review`. Writer: SafetyOfficer.
         critical_revisions: Revisions by the hypothesis refiner so far. Writer: HypothesisRefiner.
         major_revisions: Revisions by the protocol designer so far (MAJOR only). Writer: ProtocolDesigner.
-        final_protocol: The protocol with its "amendments". Writer: PrincipalInvestigator.
+        debates: Rounds of debate so far. Writer: the node between two rounds.
+        final_protocol: The protocol with its "amendments"; these alone if none was designed. Writer:
+            PrincipalInvestigator.
         final_answer: yes, no or maybe, or one of the options: what the evidence says. Writer: PrincipalInvestigator.
         final_decision: GO, NO-GO or UNDECIDED: whether the protocol may run. Writer: PrincipalInvestigator.
         final_veto: The unresolved CRITICAL reviews, which forbid GO, each with its first issue; None if there are none.
@@ -96,6 +99,7 @@ class ResearchState(TypedDict):
     experimental_protocol: dict[str, Any]
     peer_review: dict[str, Any]
     safety_review: dict[str, Any]
+    debates: int
     critical_revisions: Annotated[int, operator.add]
     major_revisions: Annotated[int, operator.add]
     final_protocol: dict[str, Any]

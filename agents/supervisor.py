@@ -6,6 +6,7 @@ read the justification, so every choice gets one from the model. Otherwise the r
 over to the same choices made by a policy.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -19,7 +20,11 @@ from agents.state import ResearchState, Update
 from agents.tools.sources import sources_seen
 from agents.visit.prompting import Message
 from agents.visit.visits import attempt_of, errors_of, visit, visits
+from chimera.config.roles import JUNIORS
 from chimera.core.errors import RoleError
+
+VOTE = "vote"
+"""The policy name of choices that the juniors' majority made."""
 
 
 async def supervisor_node(state: ResearchState, runtime: Runtime[RunContext]) -> Update:
@@ -30,7 +35,9 @@ async def supervisor_node(state: ResearchState, runtime: Runtime[RunContext]) ->
     answers: list[tuple[Selection, list[Message]]] = []
 
     async def ask(chosen: str | None) -> None:
-        role = ROLES[SUPERVISOR] if chosen is None else replace(ROLES[SUPERVISOR], schema=selection_of(chosen))
+        authors = (chosen,) if chosen is not None else context.config.graph.juniors
+        among = Selection if set(authors) == set(JUNIORS) else selection_of(*authors)
+        role = replace(ROLES[SUPERVISOR], schema=among)
         inputs = {"hypotheses": candidates.hypotheses, "chosen": chosen}
         number = before + len(answers) + 1
         answer, messages = await visit(role, inputs, state, context, number=number, attempt=attempt_of(runtime))
@@ -59,6 +66,26 @@ async def supervisor_node(state: ResearchState, runtime: Runtime[RunContext]) ->
         "messages": {SUPERVISOR: [message for _, messages in answers for message in messages]},
         "sender": SUPERVISOR,
         "turn_count": len(answers),
+    }
+
+
+async def vote_node(state: ResearchState, runtime: Runtime[RunContext]) -> Update:
+    """Select what most juniors answer, without a model: of these hypotheses the first, of a tie the first answer."""
+    hypotheses = state["initial_hypotheses"]
+    votes = Counter(hypothesis["answer"] for hypothesis in hypotheses)
+    selected = max(hypotheses, key=lambda hypothesis: votes[hypothesis["answer"]])
+    words = f"{votes[selected['answer']]} of {len(hypotheses)} juniors answer {selected['answer']}."
+    return {
+        "selected_hypothesis": selected,
+        "supervisor_justification": words,
+        "selection": {
+            "author": selected["author"],
+            "preferred": None,
+            "policy": VOTE,
+            "propensities": None,
+            "sources": list(sources_seen(state["messages"])),
+        },
+        "sender": SUPERVISOR,
     }
 
 

@@ -335,12 +335,12 @@ def _measured(run: "Run") -> str:
 def _put_live(
     run: "Run", config: "Config", servers: "ModelServers", learned: "Sequence[Policy]"
 ) -> "Mapping[str, Any]":
-    """Put the run's learned policies live; returns the selector of hypotheses, and what roles learned to be told."""
+    """Put the run's learned policies live; returns the selector of hypotheses, and what is for the whole society."""
     from evaluation.rollout.live import Live
 
     live = Live(run, config.models, servers)
     live.restore(learned)
-    return {"select": live.selector(), "guidance": live.guidance()}
+    return {"select": live.selector(), "learned": live.society()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chimera.config.arguments import add_config_arguments, config_from
+from chimera.core.cli import parse_arguments
 from chimera.core.errors import ConfigError
 from chimera.show.graph import END, START, Box, Diagram, Edge, Group, draw, loops
 
@@ -27,18 +29,25 @@ COLOURS = ("#2563eb", "#b45309", "#7c3aed", "#0f766e", "#be185d", "#475569", "#4
 """Colours of the slots in order; repeated if there are more slots."""
 
 
-def diagram() -> Diagram:
-    """The diagram of the compiled society, with the default slot of each role."""
-    from agents.graph import build_graph
-    from agents.roles import ROLES
+def diagram(config: "Config | None" = None) -> Diagram:
+    """The diagram of the compiled society of a configuration (None: the default), with the slot of each role."""
+    from agents.graph import DEBATE, build_graph
+    from agents.roles import REFINER, ROLES, SUPERVISOR
     from chimera.config.roles import JUDGE
     from chimera.config.tree import Config
 
-    config = Config()
+    config = config or Config()
     slots = config.roles.slots()
-    graph = build_graph(config.society).get_graph()
+    graph, shape = build_graph(config.society).get_graph(), config.society.graph
+    players = {**{name: name for name in ROLES}, DEBATE: SUPERVISOR}
+    captions = {
+        **CAPTIONS,
+        DEBATE: "another round, or the choice",
+        **({SUPERVISOR: "the majority decides"} if shape.choose == "vote" else {}),
+        **({} if shape.refine else {REFINER: "passes it on"}),
+    }
     boxes = tuple(
-        Box(name, _words(name), CAPTIONS.get(name, ""), slots[name if name in ROLES else JUDGE])
+        Box(name, _words(name), captions.get(name, ""), slots[players.get(name, JUDGE)])
         for name in graph.nodes
         if name not in (START, END)
     )
@@ -86,8 +95,10 @@ def mermaid(diagram: Diagram) -> str:
 def main(argv: list[str]) -> int | None:
     parser = argparse.ArgumentParser(prog="python -m chimera.graph", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="folder for the files (default: here)")
-    folder: Path = parser.parse_args(argv).out
-    society = diagram()
+    add_config_arguments(parser)
+    arguments = parse_arguments(parser, argv)
+    folder: Path = arguments.out
+    society = diagram(config_from(arguments, own_question=True, reads=("society", "roles", "models", "pipeline")))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         draw(society, [folder / "society.png", folder / "society.svg"], description=mermaid(society))

@@ -18,6 +18,7 @@ from training.algorithms.gather import Gather
 from training.algorithms.rejection import Rejection
 from training.algorithms.sft import Sft
 from training.algorithms.star import Star
+from training.guidance.aflow import Aflow
 from training.guidance.fewshot import Fewshot
 from training.guidance.gepa import Gepa
 from training.guidance.lessons import LessonsAlgorithm
@@ -35,6 +36,7 @@ ALGORITHMS: Mapping[str, type[Any]] = {
     "fewshot": Fewshot,
     "lessons": LessonsAlgorithm,
     "gepa": Gepa,
+    "aflow": Aflow,
 }
 """The class of each algorithm. An entry of `pipeline` may name a user's class as module:Class."""
 METHODS = {"check": ("plan", "settings", "config", "dataset"), "learn": ("plan", "settings", "bench")}
@@ -93,7 +95,7 @@ def _fault(algorithm: Any) -> str | None:
     if not (isinstance(settings, type) and issubclass(settings, PhaseSettings)):
         return "it has no class Settings that is a chimera.config.pipeline.PhaseSettings"
     if getattr(algorithm, "part", "") not in (None, *get_args(Part)):
-        return "its attribute part is none of None, 'weights', 'choice' and 'guidance'"
+        return "its attribute part is none of None, 'weights', 'choice', 'guidance' and 'graph'"
     for method, names in METHODS.items():
         function = getattr(algorithm, method, None)
         if not callable(function):

@@ -103,7 +103,7 @@ def check_rollouts(phases: Sequence[Phase], *, recorded: bool) -> None:
 def _check_roles(phase: Phase, config: Config) -> None:
     plan, part = phase.plan, phase.algorithm.part
     setting = f"pipeline.{plan.name}.roles"
-    if part is None:
+    if part in (None, "graph"):
         if plan.roles:
             raise ConfigError(f"{setting} has no effect: the algorithm {plan.algorithm} trains no role; remove it")
         return

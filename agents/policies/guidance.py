@@ -1,7 +1,6 @@
 """Learned guidance as a file: what each role is told beside its task, as a search has chosen it."""
 
 import json
-from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from agents.context import Guided
 from chimera.config.sections.society import Guidance
 from chimera.core.errors import RunError
 from chimera.core.files import replace_file
-from chimera.run.policies import GUIDANCE, SOCIETY, Policy
 
 FILE = "guidance.json"
 _GUIDED = TypeAdapter(dict[str, Guidance])
@@ -37,15 +35,3 @@ def load(folder: Path) -> Guided:
         return _GUIDED.validate_json(file.read_bytes())
     except (OSError, ValidationError) as error:
         raise RunError(f"{file} holds no learned guidance ({error}): restore it from a copy of the run") from error
-
-
-def of_versions(run: Path, versions: Mapping[str, str]) -> Guided:
-    """What roles had learned to be told in a rollout, by the versions in its record.
-
-    Raises:
-        RunError: The versions name no guidance of the run in the folder `run`, or it cannot be read.
-    """
-    if GUIDANCE not in versions:
-        return {}
-    name = versions[GUIDANCE].removeprefix(f"{SOCIETY}@")
-    return load(run / Policy.load(Policy.made("guidance", SOCIETY, name).dump()).folder)

@@ -66,8 +66,8 @@ class PhaseSettings(ConfigSection):
 
     algorithm: str = Field(
         default="",
-        description="gather | sft | ppo | bandit | rejection | dpo | star | distil | fewshot | lessons | gepa, or "
-        "module:Class of your own; "
+        description="gather | sft | ppo | bandit | rejection | dpo | star | distil | fewshot | lessons | gepa | aflow, "
+        "or module:Class of your own; "
         "without it that of the default phase with the entry's name, or the name",
     )
     roles: tuple[str, ...] = Field(default=(), description="the roles that it trains: roles, or juniors, seniors")

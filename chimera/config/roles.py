@@ -127,6 +127,8 @@ JUNIORS: tuple[str, ...] = ("Geneticist", "Pharmacologist", "Neurologist")
 """The roles that propose hypotheses, in the order in which hypotheses are listed."""
 GRADING: tuple[str, ...] = ("PeerReviewer", "SafetyOfficer", "PrincipalInvestigator", JUDGE)
 """The roles that grade other roles' answers. The deterministic rubric can play only these."""
+SAFETY, DECIDER = GRADING[1:3]
+"""Who reviews for harm, and who decides."""
 GROUPS: dict[str, tuple[str, ...]] = {"juniors": JUNIORS, "seniors": ("HypothesisRefiner", "ProtocolDesigner")}
 """Names of groups of roles, for the lists of roles that a phase trains."""
 

@@ -19,7 +19,7 @@ from chimera.config.pipeline import (
     SettingsOf,
     algorithm_of,
 )
-from chimera.config.roles import GRADING, JUDGE, RolesConfig, expand
+from chimera.config.roles import DECIDER, GRADING, JUDGE, RolesConfig, expand
 from chimera.config.sections.cluster import ClusterConfig
 from chimera.config.sections.data import DataConfig
 from chimera.config.sections.evaluation import EvaluationConfig
@@ -185,6 +185,10 @@ class Config(ConfigSection):
         return None
 
 
+GRAPH = "society.graph"
+"""A section, or the path of a YAML file that holds it."""
+
+
 def load_config(
     path: Path | str | None = None,
     overrides: Sequence[str] = (),
@@ -215,6 +219,7 @@ def load_config(
     command_line = parse_overrides(overrides)
     for key, setting in (*file.items(), *command_line.items()):
         check_utf8([key, setting.value], f"{key} {setting.place}", ConfigError)
+    file, command_line = _with_graph(file), _with_graph(command_line)
     phases = _phases(file, command_line)
     file, command_line = _in_full(file, phases), _in_full(command_line, phases)
     tree = _shape(overlay(file, command_line), phases, settings_of)
@@ -237,6 +242,15 @@ def load_config(
 def dump_config(config: Config) -> str:
     """The whole tree as YAML, with inherited values, without keys that have no effect. It loads to an equal tree."""
     return to_yaml(effective(config))
+
+
+def _with_graph(settings: Mapping[str, Setting]) -> dict[str, Setting]:
+    """`settings` with the keys of the file that `society.graph` names; raises ConfigError if it cannot be read."""
+    graph = settings.get(GRAPH)
+    if graph is None or not isinstance(graph.value, str):
+        return dict(settings)
+    in_file = {f"{GRAPH}.{key}": setting for key, setting in read_yaml(Path(graph.value).expanduser()).items()}
+    return {**in_file, **{key: setting for key, setting in settings.items() if key != GRAPH}}
 
 
 def _phases(file: Mapping[str, Setting], command_line: Mapping[str, Setting]) -> tuple[str, ...]:
@@ -365,6 +379,12 @@ def _check_players(config: Config) -> None:
                 f"models.{slot}.kind=rubric cannot work for {role}: a rubric grades what others wrote; "
                 "set it to embedded or endpoint"
             )
+    decider = config.slot(DECIDER)
+    if config.models[decider].kind == "rubric" and not config.society.graph.reviewed:
+        raise ConfigError(
+            f"models.{decider}.kind=rubric cannot decide without protocol and reviews: set society.graph.design and "
+            f"reviews to true, or models.{decider}.kind to endpoint or embedded"
+        )
 
 
 def _check_evidence(config: Config) -> None:

@@ -11,8 +11,9 @@ from typing import Any, Literal, get_args
 
 from chimera.core.errors import RunError
 
-Part = Literal["weights", "choice", "guidance"]
-"""What a policy replaces: the weights of a slot, the model that chooses among hypotheses, or what roles are told."""
+Part = Literal["weights", "choice", "guidance", "graph"]
+"""What a policy replaces: the weights of a slot, the model that chooses among hypotheses, what roles are told, or who
+works in which order."""
 Place = tuple[Part, str]
 """Part and target of a policy. Exactly one policy is live at each place."""
 
@@ -20,10 +21,10 @@ WENT_LIVE = "went_live"
 ROLLED_BACK = "rolled_back"
 BY_MODEL = "supervisor"
 """The policy name of choices that the supervisor's model made."""
-SELECTION, GUIDANCE = "selection", "guidance"
-"""The keys of the selecting policy and of learned guidance in tables of versions, where slots are those of weights."""
+SELECTION, GUIDANCE, GRAPH = "selection", "guidance", "graph"
+"""The keys of policies that are no weights in tables of versions, where slots are the keys of weights."""
 SOCIETY = "society"
-"""The target of guidance: one policy holds that of all roles."""
+"""The target of guidance and graph, which are of the whole society."""
 
 
 def learned_slots(events: Iterable[Mapping[str, Any]]) -> set[str]:
@@ -35,7 +36,7 @@ def learned_slots(events: Iterable[Mapping[str, Any]]) -> set[str]:
 def version_key(place: Place) -> str:
     """The key of a place's policy in tables of versions."""
     part, target = place
-    return {"choice": SELECTION, "guidance": GUIDANCE}.get(part, target)
+    return {"choice": SELECTION, "guidance": GUIDANCE, "graph": GRAPH}.get(part, target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Policy:
     """One learned policy.
 
     Attributes:
-        target: The slot whose weights, or the role whose choice, it replaces; `SOCIETY` for guidance.
+        target: The slot whose weights, or the role whose choice, it replaces; or `SOCIETY`.
         version: Its name in rollouts and reports, unique in the run, such as "junior@sft".
         folder: Where its weights or parameters are, relative to the run.
     """
@@ -64,7 +65,7 @@ class Policy:
 
     @property
     def slot(self) -> str:
-        """The key of its version in rollouts: the slot's name, `SELECTION` or `GUIDANCE`."""
+        """The key of its version in rollouts: the slot's name, or that of the part."""
         return version_key(self.place)
 
     def dump(self) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from typing import cast
 
-from agents.context import NO_GUIDANCE, Evaluator, RunContext, SupervisorChoice, Tools
+from agents.context import Evaluator, RunContext, SupervisorChoice, Tools
 from agents.state import ResearchState
 from agents.tools.sources import given_sources
 from agents.visit.record import CallRecord, count, no_operation
@@ -53,7 +53,7 @@ async def tool_agent(
         select=SupervisorChoice(),
         operation=no_operation,
         observe=records.append,
-        guidance=NO_GUIDANCE,
+        guidance={},
     )
     state = {"research_goal": brief.goal, "options": shown_options(brief.options) or None}
     sources = given_sources(brief) if config.society.evidence == "given" else None

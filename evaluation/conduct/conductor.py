@@ -163,9 +163,9 @@ class Conductor:
         if not inputs:
             return
         with self.progress.phase(own_phase(self.plan.split, stage), len(inputs), stage.versions, table=False):
-            guidance = live.guidance()
+            learned = live.society()
             jobs = [
-                Job(new_id("ev"), rollout_input, model.endpoints, stage.versions, live.selector, guidance=guidance)
+                Job(new_id("ev"), rollout_input, model.endpoints, stage.versions, live.selector, learned=learned)
                 for rollout_input in inputs
             ]
             # Close the rollouts before the model: rollouts in progress must not fail on a closed model.
@@ -182,7 +182,7 @@ class Conductor:
         tasks, phase = {task.id: task for task in self._tasks()}, repairs_phase(self.plan)
         replays = Repairs(self.run, self.config, crew, model.endpoints, stage, phase)
         with self.progress.phase(phase, len(repairs), stage.versions, table=False):
-            async with aclosing(replays.make(repairs, live.selector, live.guidance(), tasks.__getitem__)) as records:
+            async with aclosing(replays.make(repairs, live.selector, live.society(), tasks.__getitem__)) as records:
                 async for record in records:
                     self.progress.add(record)
 
@@ -234,7 +234,7 @@ class Conductor:
             record
             for stage in self.plan.stages
             for record, _ in recorded(self.run, self.plan, stage).values()
-            if record.status == "succeeded" and record.rollout_id not in done
+            if record.has_protocol and record.rollout_id not in done
         ]
         auditor = self.auditor
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.jupyter import JupyterMixin
 
-from agents.context import NO_GUIDANCE, Guided, Selector, Tools
+from agents.context import AS_CONFIGURED, LearnedSociety, Selector, Tools
 from agents.person import SKIP, PersonVerdict
 from agents.saver import open_saver
 from agents.society import WAITS, Saved, Society
@@ -119,7 +119,7 @@ class LiveSociety:
         seed: int | None = None,
         *,
         select: Selector | None = None,
-        guidance: Guided = NO_GUIDANCE,
+        learned: LearnedSociety = AS_CONFIGURED,
         kept_question: Kept | None = None,
         verdict: PersonVerdict | None = None,
     ) -> AsyncGenerator[Step, None]:
@@ -131,7 +131,7 @@ class LiveSociety:
         Args:
             brief: The question and the material that the society may see.
             select: Chooses the hypothesis instead of the supervisor's model.
-            guidance: What roles have learned to be told.
+            learned: What was learned for the society as a whole.
             verdict: A person's verdict on the decision that the kept work waits with.
 
         Raises:
@@ -151,8 +151,8 @@ class LiveSociety:
                 desk.take_up(await kept_question.state(), kept_question.sources())
                 saver = await stack.enter_async_context(open_saver(kept_question.states))
                 where = Saved(saver, THREAD, verdict.model_dump() if verdict else None)
-            learned = {"select": select, "guidance": guidance}
-            async for node, written in _nodes(society, brief, seed, learned, where, desk):
+            policies = {"select": select, "learned": learned}
+            async for node, written in _nodes(society, brief, seed, policies, where, desk):
                 if kept_question is not None:
                     kept_question.keep_sources(log.found)
                 yield desk.step(node, written, slots.get(node))
@@ -199,16 +199,16 @@ class _Desk:
 
 
 async def _nodes(
-    society: Society, brief: Brief, seed: int | None, learned: Mapping[str, Any], saved: Saved | None, desk: _Desk
+    society: Society, brief: Brief, seed: int | None, policies: Mapping[str, Any], saved: Saved | None, desk: _Desk
 ) -> AsyncIterator[tuple[str, Mapping[str, Any]]]:
     """What each node wrote. A decision that is withheld from the person is not put to the person."""
     skipped = False
-    async for node, written in society.stream(brief, seed, saved=saved, **learned):
+    async for node, written in society.stream(brief, seed, saved=saved, **policies):
         skipped = WAITS in written and desk.withheld
         if not skipped:
             yield node, written
     if saved is not None and skipped:
-        async for node, written in society.stream(brief, seed, saved=replace(saved, verdict=SKIP), **learned):
+        async for node, written in society.stream(brief, seed, saved=replace(saved, verdict=SKIP), **policies):
             yield node, written
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agents.context import Candidates, Choice, Guided, Selector
+from agents.context import Candidates, Choice, LearnedSociety, Selector
 from agents.roles import SUPERVISOR
 from chimera.config.tree import Config
 from chimera.core.errors import RunError
@@ -64,14 +64,14 @@ class Repairs:
         self,
         repairs: Sequence[Repair],
         selector: Callable[[], Selector],
-        guidance: Guided,
+        learned: LearnedSociety,
         task_of: Callable[[str], ResearchTask],
     ) -> AsyncGenerator[RolloutRecord, None]:
         """Replay each repair. Each replay, failed or not, is on disk when it is yielded.
 
         Args:
             selector: Gives who chooses among hypotheses where the repair does not.
-            guidance: What roles have learned to be told.
+            learned: What was learned for the society as a whole.
 
         Raises:
             UnreachableError: A model server cannot be reached.
@@ -79,14 +79,14 @@ class Repairs:
         """
 
         async def replay(repair: Repair) -> RolloutRecord:
-            return await self._one(repair, selector, guidance, task_of(repair.of.task_id))
+            return await self._one(repair, selector, learned, task_of(repair.of.task_id))
 
         async with aclosing(at_once(repairs, replay, self._crew.size)) as records:
             async for record in records:
                 yield record
 
     async def _one(
-        self, repair: Repair, selector: Callable[[], Selector], guidance: Guided, task: ResearchTask
+        self, repair: Repair, selector: Callable[[], Selector], learned: LearnedSociety, task: ResearchTask
     ) -> RolloutRecord:
         of, author = repair.of, repair.author
         if repair.step == "supervisor" and author:
@@ -95,7 +95,7 @@ class Repairs:
             start = await start_of(repair, self._replay, self._run.path, task)
         input_ = RolloutInput(task, self._phase, of.repeat, of.seed)
         versions = self._stage.versions
-        job = Job(repair.rollout_id, input_, self._endpoints, versions, selector, start=start, guidance=guidance)
+        job = Job(repair.rollout_id, input_, self._endpoints, versions, selector, start=start, learned=learned)
         record, _ = await self._crew.rollout(job)
         return record
 

@@ -176,6 +176,11 @@ class RolloutRecord:
     worker: str | None = None
     trace: str | None = None
 
+    @property
+    def has_protocol(self) -> bool:
+        """True if it succeeded and designed a protocol, which judges score (`society.graph.design`)."""
+        return self.status == "succeeded" and "experimental_protocol" in self.outputs
+
     def dump(self) -> dict[str, Any]:
         """Plain data for the JSON line."""
         return asdict(self)

@@ -1,13 +1,15 @@
-"""What roles learned to be told, phase by phase: the texts before and after, with marked differences."""
+"""What roles learned to be told, and who to work, phase by phase: the texts before and after, differences marked."""
 
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from agents.context import NO_GUIDANCE, Guided
+from agents.context import Guided
+from agents.policies.graph import load as load_graph
 from agents.policies.guidance import load
 from agents.roles import ROLES
+from chimera.config.sections.graph import GraphConfig
 from chimera.config.sections.society import SocietyConfig
 from chimera.run.policies import Policy
 from chimera.show.blocks import Column, TableBlock
@@ -15,7 +17,7 @@ from evaluation.report.side_by_side import lines, row
 
 
 def learned_guidance(run: Path, society: SocietyConfig, learned: Mapping[str, Policy]) -> list[dict[str, Any]]:
-    """For each phase that changed what roles are told: {"phase", "rows"}, rows as of `side_by_side.view`.
+    """For each phase that changed what roles are told, or the graph: {"phase", "rows"}, rows as of `side_by_side.view`.
 
     Args:
         run: The run's folder.
@@ -24,12 +26,17 @@ def learned_guidance(run: Path, society: SocietyConfig, learned: Mapping[str, Po
     Raises:
         RunError: What was learned cannot be read.
     """
-    before, changes = NO_GUIDANCE, list[dict[str, Any]]()
+    before: Guided = {}
+    graph, changes = society.graph, list[dict[str, Any]]()
     for phase, policy in learned.items():
         if policy.part == "guidance":
             after = load(run / policy.folder)
             changes.append({"phase": phase, "rows": list(_rows(society, before, after))})
             before = after
+        elif policy.part == "graph":
+            new_graph = load_graph(run / policy.folder)
+            changes.append({"phase": phase, "rows": list(_graph_rows(graph, new_graph))})
+            graph = new_graph
     return changes
 
 
@@ -37,6 +44,14 @@ def told_table(change: Mapping[str, Any]) -> TableBlock:
     """One phase's changes, of `learned_guidance`."""
     columns = [Column("Field"), Column("before"), Column(f"after {change['phase']}")]
     return TableBlock(f"What roles are told after {change['phase']}", columns, lines(change["rows"]), "pair")
+
+
+def _graph_rows(before: GraphConfig, after: GraphConfig) -> Iterator[dict[str, Any]]:
+    for field in GraphConfig.model_fields:
+        old, new = (", ".join(value) if isinstance(value, tuple) else str(value) for value in
+                    (getattr(before, field), getattr(after, field)))  # fmt: skip
+        if old != new:
+            yield row(("graph", field), old, new)
 
 
 def _rows(society: SocietyConfig, before: Guided, after: Guided) -> Iterator[dict[str, Any]]:

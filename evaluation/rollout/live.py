@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from agents.context import Guided, Selector
-from agents.policies import guidance
+from agents.context import LearnedSociety, Selector
+from agents.policies import society
 from agents.policies.choice import SelectionSpec, make_selector
 from chimera.config.sections.models import ModelConfig
 from chimera.core.errors import ModelError
 from chimera.run.directory import Run
-from chimera.run.policies import BY_MODEL, GUIDANCE, SELECTION, SOCIETY, Place, Policy
+from chimera.run.policies import BY_MODEL, SELECTION, SOCIETY, Place, Policy
 from chimera.run.seals import checked
 from chimera.serving.embedded.checkpoint import locate
 from chimera.serving.process import ModelServers
@@ -50,8 +50,7 @@ class Live:
             if policy.target not in self._models:
                 raise ModelError(f"{policy.version} is for the slot {policy.target!r}, which the configuration lacks")
             self._servers.load_weights(policy.target, folder, version=policy.version)
-        if policy.part == "guidance":
-            guidance.load(folder)
+        society.of_policies(self._run.path, [policy])
         self._policies[policy.place] = policy
 
     def restore(self, policies: Iterable[Policy]) -> None:
@@ -71,17 +70,17 @@ class Live:
             self.put(policy)
 
     def versions(self) -> dict[str, str]:
-        """Policy versions for rollouts: weights or endpoint model of each slot, who chooses, and learned guidance."""
+        """Policy versions for rollouts: weights or endpoint model of each slot, who chooses, and what was learned for
+        the society as a whole."""
         named = {name: endpoint.model for name, endpoint in self._servers.endpoints.items()}
         chooser = self._chooser()
         versions = {**named, **self._servers.versions(), SELECTION: chooser.version if chooser else MODEL_CHOOSES}
-        learned = self._policies.get(("guidance", SOCIETY))
-        return {**versions, GUIDANCE: learned.version} if learned else versions
+        learned = (policy for policy in self._policies.values() if policy.target == SOCIETY)
+        return versions | {policy.slot: policy.version for policy in learned}
 
-    def guidance(self) -> Guided:
-        """What roles have learned to be told; nothing before a phase has learned it."""
-        learned = self._policies.get(("guidance", SOCIETY))
-        return guidance.load(self._run.path / learned.folder) if learned else {}
+    def society(self) -> LearnedSociety:
+        """What was learned for the society as a whole."""
+        return society.of_policies(self._run.path, self._policies.values())
 
     def weights(self, slot: str) -> Path:
         """The folder of the weights that are live in an embedded slot."""

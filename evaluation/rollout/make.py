@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from agents.context import NO_GUIDANCE, Guided, Selector, Tools
+from agents.context import AS_CONFIGURED, LearnedSociety, Selector, Tools
 from agents.society import Society
 from agents.state import ResearchState
 from agents.visit.record import CallRecord, by_visit, count, dump, tokens, tool_calls
@@ -86,7 +86,7 @@ class RolloutMaker:
         rollout_input: RolloutInput,
         selector: Callable[[], Selector],
         start: Start | None = None,
-        guidance: Guided = NO_GUIDANCE,
+        learned: LearnedSociety = AS_CONFIGURED,
     ) -> EndedRollout:
         """Run the society on one task; whatever fails is this rollout's outcome.
 
@@ -95,12 +95,12 @@ class RolloutMaker:
                 is the rollout's failure.
             start: Where the society begins; None for the whole task. The reward is that of the whole task, all
                 counts are of what is done now.
-            guidance: What roles have learned to be told.
+            learned: What was learned for the society as a whole.
         """
         self._records, self._tokens, self._weights, self._refused = [], (0, 0), {}, None
         started = time.perf_counter()
         try:
-            state = await self._run(rollout_input, start, {"select": selector(), "guidance": guidance})
+            state = await self._run(rollout_input, start, {"select": selector(), "learned": learned})
             records = [*(start.records if start else ()), *self._records]
             reward = compute_reward(state, records, rollout_input.task, self._config.reward)
             if self._refused is not None:  # The judge's calls too, which a rollout goes on without.
@@ -138,7 +138,7 @@ class RolloutMaker:
         self._records.append(record)
 
     async def _run(
-        self, rollout_input: RolloutInput, start: Start | None, learned: Mapping[str, Any]
+        self, rollout_input: RolloutInput, start: Start | None, policies: Mapping[str, Any]
     ) -> Mapping[str, Any]:
         brief, seed = rollout_input.task.brief(), rollout_input.seed
         limit = self._config.rollouts.timeout_s
@@ -146,8 +146,8 @@ class RolloutMaker:
         try:
             async with deadline:
                 if start is None:
-                    return await self._society.run(brief, seed, **learned)
-                return await self._society.run_from(start.role, start.state, brief, seed, **learned)
+                    return await self._society.run(brief, seed, **policies)
+                return await self._society.run_from(start.role, start.state, brief, seed, **policies)
         except TimeoutError as error:
             if not deadline.expired():
                 raise

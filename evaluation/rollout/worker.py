@@ -6,10 +6,10 @@ Every rollout of training, gates, evaluations and replays is made by one, in thi
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-from agents.context import Guided, Selector, Tools
+from agents.context import AS_CONFIGURED, LearnedSociety, Selector, Tools
 from chimera.config.tree import Config
 from chimera.core.errors import ModelError, UnreachableError
 from chimera.core.files import parse_json
@@ -39,7 +39,7 @@ class Job:
         scored: Slots whose models are asked how likely each token was.
         start: Where the society begins; None for the whole task.
         mode: "train" for rollouts to learn from, "val" for held-out tasks.
-        guidance: What roles have learned to be told.
+        learned: What was learned for the society as a whole.
     """
 
     rollout_id: str
@@ -50,7 +50,7 @@ class Job:
     scored: frozenset[str] = frozenset()
     start: Start | None = None
     mode: Literal["train", "val"] = "val"
-    guidance: Guided = field(default_factory=dict)
+    learned: LearnedSociety = AS_CONFIGURED
 
 
 class Worker(Protocol):
@@ -79,7 +79,7 @@ class SocietyWorker:
     async def rollout(self, job: Job) -> Result:
         """See `Worker.rollout`."""
         self._transport.begin(job)
-        ended = await self._maker.make(job.input, job.selector, job.start, job.guidance)
+        ended = await self._maker.make(job.input, job.selector, job.start, job.learned)
         if (gone := _unreachable(ended.failure)) is not None:
             raise gone from ended.failure
         trace = self._transport.finish(ended)

@@ -80,7 +80,7 @@ def canary_subjects(records: Sequence[RolloutRecord], *, subjects: int = 5) -> l
 
 
 def _usable(records: Sequence[RolloutRecord]) -> list[RolloutRecord]:
-    return sorted((record for record in records if record.status == "succeeded"), key=lambda record: record.rollout_id)
+    return sorted((record for record in records if record.has_protocol), key=lambda record: record.rollout_id)
 
 
 def canaries(work: Work, other: Work | None) -> dict[str, Work]:

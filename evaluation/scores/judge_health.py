@@ -52,7 +52,7 @@ def health(study: Study) -> dict[str, Any]:
     """
     weights = weights_of(study.config.reward)
     records = {record.rollout_id: record for answers in study.answers.values() for record in answers.records}
-    rollouts = [_scored(record, study.audit) for record in records.values() if record.status == "succeeded"]
+    rollouts = [_scored(record, study.audit) for record in records.values() if record.has_protocol]
     judge = _names(record.policy_versions.get("judge") for record in records.values())
     auditor = _names(score.model for score in study.audit.values() if score.subject in records)
     figures: dict[str, Any] = {"judge": judge, "auditor": auditor, **_agreement(rollouts, weights)}

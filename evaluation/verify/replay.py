@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.context import Candidates, Choice, SupervisorChoice
-from agents.policies.guidance import of_versions
+from agents.policies.society import of_versions
 from agents.society import Society
 from agents.state import ResearchState
 from agents.tools.toolbox import Passage, ToolResult
@@ -53,7 +53,7 @@ class Replay:
     """Replays rollouts of one run, one at a time; the society is built once.
 
     Args:
-        run: The run's folder, which holds what roles had learned to be told.
+        run: The run's folder, which holds what had been learned.
     """
 
     def __init__(self, config: Config, run: Path) -> None:
@@ -125,9 +125,9 @@ class Replay:
         return Start(role, state, [earlier for earlier in self._records if earlier.role != role])
 
     def _learned(self, record: RolloutRecord) -> dict[str, Any]:
-        """Who chose in the rollout, and what roles had learned to be told."""
-        guidance = of_versions(self._run, record.policy_versions)
-        return {"select": _RecordedChoice(record), "guidance": guidance}
+        """Who chose in the rollout, and what had been learned for the society as a whole."""
+        learned = of_versions(self._run, record.policy_versions)
+        return {"select": _RecordedChoice(record), "learned": learned}
 
     @contextmanager
     def _answers(

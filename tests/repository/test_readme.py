@@ -70,7 +70,19 @@ def test_the_file_tree_names_real_files() -> None:
 CONCEPTS = PAGES[ROOT / "docs/concepts.md"]
 NOUNS = (
     *("task", "role", "slot", "rollout", "episode", "call", "policy", "phase", "bench", "stage", "branch", "state"),
-    *("candidate", "gate", "score", "reward", "credit", "advantage", "label", "answer", "decision"),
+    *(
+        "guidance",
+        "graph",
+        "candidate",
+        "gate",
+        "score",
+        "reward",
+        "credit",
+        "advantage",
+        "label",
+        "answer",
+        "decision",
+    ),
 )
 
 
@@ -105,6 +117,7 @@ OF_RECIPES = [
     *("pipeline.star.roles=[HypothesisRefiner]", "pipeline.distil.roles=juniors"),
     *("pipeline.read.algorithm=rejection", "pipeline.read.roles=[Neurologist]"),
     *("pipeline.mine.algorithm=examples.my_algorithm:Mine", "pipeline.mine.roles=juniors"),
+    "pipeline.aflow.algorithm=aflow",
     *("pipeline.teach.algorithm=sft", "pipeline.teach.roles=[PeerReviewer]"),
     *("tools.mcp.papers.command=[python,papers.py]", "roles.Geneticist.tools=[literature_search,mcp:papers/find]"),
 ]

@@ -66,6 +66,23 @@ def test_what_a_role_is_told_stands_in_its_prompts(checkout):
     assert not any("You are the HypothesisRefiner" in text and "lessons" in text for text in prompts)
 
 
+def test_who_works_in_which_order_is_data(checkout):
+    check, train, draw = recipe("docs/extending.md", "Change who works, and in which order", checkout)
+    assert "nothing was started" in kit.run(check, checkout)
+    kit.run(train, checkout, *SMALLER)
+    done = rollouts(checkout, "debate")
+    assert [(one["status"], one["outputs"]["debates"]) for one in done] == [("succeeded", 2)] * 4
+    assert "society.svg" in kit.run(draw, checkout)
+    assert (checkout / "society.png").is_file()
+
+
+def test_what_learns_without_weights_is_checked_and_says_what_it_takes(checkout):
+    (check,) = recipe("docs/extending.md", "Learn what roles are told", checkout)
+    printed = kit.run(check, checkout)
+    assert "lessons takes at most 200 rollouts, 2,000,000 tokens" in printed
+    assert "gepa takes at most 150 rollouts" in printed
+
+
 def test_a_junior_that_is_added_proposes(checkout):
     (ask,) = recipe("docs/extending.md", "Add a junior", checkout)
     assert re.search(r"Epidemiologist: (yes|no|maybe)", kit.run(ask, checkout))

@@ -86,7 +86,7 @@ class Mine:
     [
         (("class Mine", "class Other"), ("unfit", "Mine")),
         (("    Settings = PhaseSettings\n", ""), ("unfit:Mine", "Settings")),
-        (("= None", "= 'prompt'"), ("attribute part", "'choice' and 'guidance'")),
+        (("= None", "= 'prompt'"), ("attribute part", "'guidance' and 'graph'")),
         (
             ("    async def learn(self, plan, settings, bench)", "    async def learn(self, plan)"),
             ("learn takes (plan)", "(plan, settings, bench)"),

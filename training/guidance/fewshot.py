@@ -23,7 +23,7 @@ from chimera.data.tasks import Dataset
 from chimera.run.policies import Part
 from training.guidance.budget import BudgetSpentError
 from training.guidance.role_groups import is_right
-from training.guidance.search import Search, SearchSettings, check_search
+from training.guidance.search import GuidanceSearch, SearchSettings, check_search
 from training.learning.base import Bench, Learned, PhasePlan
 from training.learning.episodes import Episode
 from training.learning.experience import Conversation
@@ -59,13 +59,13 @@ class Fewshot:
         check_search(plan, settings, config, dataset)
 
     async def learn(self, plan: PhasePlan, settings: FewshotSettings, bench: Bench) -> Learned:
-        """Search.
+        """GuidanceSearch.
 
         Raises:
             RunError: No earlier rollout outside the search share came out right.
         """
         episodes = sorted(await bench.episodes(), key=_place)
-        search = Search(plan, settings, bench, [episode.record for episode in episodes])
+        search = GuidanceSearch(plan, settings, bench, [episode.record for episode in episodes])
         searched = {task.id for task in search.tasks}
         outside = [episode for episode in episodes if episode.record.task_id not in searched]
         ended = False
@@ -79,7 +79,9 @@ class Fewshot:
         return search.learned({"pool": {role: len(entries) for role, entries in pool.items()}}, ended=ended)
 
 
-async def collect(plan: PhasePlan, settings: FewshotSettings, search: Search, episodes: Sequence[Episode]) -> Pool:
+async def collect(
+    plan: PhasePlan, settings: FewshotSettings, search: GuidanceSearch, episodes: Sequence[Episode]
+) -> Pool:
     """The examples of each role from earlier rollouts; raises RunError if a role has none."""
     pool: Pool = {role: [] for role in plan.roles}
     for episode in episodes:
@@ -101,7 +103,9 @@ async def collect(plan: PhasePlan, settings: FewshotSettings, search: Search, ep
     return pool
 
 
-async def _taught(search: Search, teacher: str, conversation: Conversation, label: str) -> dict[str, Any] | None:
+async def _taught(
+    search: GuidanceSearch, teacher: str, conversation: Conversation, label: str
+) -> dict[str, Any] | None:
     """The teacher's answer to what the role was asked; None if it is wrong or unreadable."""
     role, asked_messages = ROLES[conversation.role], conversation.messages[:-1]
     form = response_format(role, options_in(asked_messages))
@@ -113,7 +117,7 @@ async def _taught(search: Search, teacher: str, conversation: Conversation, labe
     return answer.model_dump() if answer.stance in (None, label) else None
 
 
-def drawn(search: Search, pool: Pool, most: int, number: int, seed: int) -> Guided:
+def drawn(search: GuidanceSearch, pool: Pool, most: int, number: int, seed: int) -> Guided:
     """Candidate `number`: 0 what roles are told now, 1 the first examples of each role, others some at random."""
     guidance, random = search.start, Random(f"{seed}/{search.plan.name}/{number}")
     if number == 0:

@@ -26,7 +26,7 @@ from evaluation.records.rollouts import RolloutRecord
 from training.guidance.budget import Budget, BudgetSpentError
 from training.guidance.lessons import check_writer
 from training.guidance.role_groups import RoleGroup, failure, role_groups, tells_too_much
-from training.guidance.search import Search, SearchSettings, check_search
+from training.guidance.search import GuidanceSearch, SearchSettings, check_search
 from training.guidance.writer import INSTRUCTIONS, Instructions, slot_of, write
 from training.learning.base import Bench, Learned, PhasePlan
 from training.watch.summary import aligned
@@ -61,9 +61,9 @@ class Gepa:
         check_writer(plan, settings.model, config)
 
     async def learn(self, plan: PhasePlan, settings: GepaSettings, bench: Bench) -> Learned:
-        """Search until the budget is spent."""
+        """GuidanceSearch until the budget is spent."""
         earlier = [episode.record for episode in await bench.episodes()]
-        search = Search(plan, settings, bench, earlier)
+        search = GuidanceSearch(plan, settings, bench, earlier)
         adapter = _Adapter(settings, bench, search)
         await asyncio.to_thread(adapter.optimize)
         return search.learned(adapter.counts, ended=adapter.ended)
@@ -76,7 +76,7 @@ class _Adapter:
         counts: Rewritings by what became of them.
     """
 
-    def __init__(self, settings: GepaSettings, bench: Bench, search: Search) -> None:
+    def __init__(self, settings: GepaSettings, bench: Bench, search: GuidanceSearch) -> None:
         self._settings = settings
         self._bench = bench
         self._search = search

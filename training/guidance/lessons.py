@@ -29,7 +29,7 @@ from evaluation.conduct.kept import FOLDER, PREFERENCES
 from evaluation.records.rollouts import RolloutRecord
 from training.guidance.budget import BudgetSpentError
 from training.guidance.role_groups import RoleGroup, failure, names_a_label, role_groups, tells_too_much
-from training.guidance.search import Search, SearchSettings, check_search
+from training.guidance.search import GuidanceSearch, SearchSettings, check_search
 from training.guidance.writer import LESSONS, Lessons, slot_of, write
 from training.learning.base import Bench, Learned, PhasePlan
 from training.learning.episodes import Episode
@@ -66,9 +66,9 @@ class LessonsAlgorithm:
         check_writer(plan, settings.model, config)
 
     async def learn(self, plan: PhasePlan, settings: LessonsSettings, bench: Bench) -> Learned:
-        """Search, for one learner after another."""
+        """GuidanceSearch, for one learner after another."""
         episodes = sorted(await bench.episodes(), key=lambda episode: (episode.record.phase, episode.record.task_id))
-        search = Search(plan, settings, bench, [episode.record for episode in episodes])
+        search = GuidanceSearch(plan, settings, bench, [episode.record for episode in episodes])
         searched = {task.id for task in search.tasks}
         outside = [episode for episode in episodes if episode.record.task_id not in searched]
         counts, ended = Counter[str](), False
@@ -94,7 +94,7 @@ class _LessonRounds:
     """The rounds of one learner."""
 
     def __init__(
-        self, settings: LessonsSettings, bench: Bench, search: Search, learner: RoleGroup, counts: Counter[str]
+        self, settings: LessonsSettings, bench: Bench, search: GuidanceSearch, learner: RoleGroup, counts: Counter[str]
     ) -> None:
         self._settings = settings
         self._bench = bench

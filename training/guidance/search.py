@@ -1,16 +1,18 @@
-"""Tries candidates of guidance on training tasks: the same tasks and seeds for each, recorded, within a budget."""
+"""Tries candidates for the society on training tasks: the same tasks and seeds for each, recorded, within a budget."""
 
 import asyncio
 import hashlib
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from pydantic import Field
 
 from agents.context import Guided
-from agents.policies import guidance as files
+from agents.policies import guidance
+from agents.policies.society import of_versions
 from chimera.config.pipeline import PhaseSettings
 from chimera.config.roles import JUDGE
 from chimera.config.sections.society import Guidance
@@ -18,7 +20,7 @@ from chimera.config.tree import Config
 from chimera.core.errors import ConfigError
 from chimera.core.types import ResearchTask
 from chimera.data.tasks import Dataset
-from chimera.run.policies import SOCIETY, Policy
+from chimera.run.policies import SOCIETY, Part, Policy
 from chimera.run.seals import seal
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from training.guidance.budget import Budget, Purse
@@ -26,7 +28,9 @@ from training.learning.base import Bench, Learned, PhasePlan
 from training.watch.summary import aligned
 
 Scores = tuple[float, float]
-"""Share of right answers, and mean reward: of candidates that are right equally often, the reward decides."""
+"""Share of right answers, and what decides between candidates that are right equally often."""
+Candidate = TypeVar("Candidate")
+Contra = TypeVar("Contra", contravariant=True)
 
 
 class SearchSettings(PhaseSettings):
@@ -78,55 +82,73 @@ def check_search(plan: PhasePlan, settings: SearchSettings, config: Config, data
         )
 
 
-class Search:
+class Files(Protocol[Contra]):
+    """How candidates become files: `agents.policies.guidance` and `agents.policies.graph` are such modules."""
+
+    @staticmethod
+    def dump(candidate: Contra, /) -> str: ...
+
+    @staticmethod
+    def save(candidate: Contra, folder: Path, /) -> None: ...
+
+
+class Search(Generic[Candidate]):
     """One phase's search. What a run has recorded is not tried again, and counts as spent.
 
+    Args:
+        part: What the candidates replace.
+        files: Writes them.
+        start: What is live when the search begins.
+        earlier: The run's rollouts so far.
+
     Attributes:
-        start: What roles are told when it begins: what was learned before. Candidates replace fields of it.
         purse: What was spent.
         best: The best candidate so far, of those that were tried on all tasks of the search share.
     """
 
     def __init__(
-        self, plan: PhasePlan, settings: SearchSettings, bench: Bench, earlier: Sequence[RolloutRecord]
+        self,
+        plan: PhasePlan,
+        settings: SearchSettings,
+        bench: Bench,
+        earlier: Sequence[RolloutRecord],
+        *,
+        part: Part,
+        files: Files[Candidate],
+        start: Candidate,
     ) -> None:
         config = bench.config
         self.plan = plan
         self.tasks = search_share(plan.name, settings.tasks, bench.dataset, config.seed)
-        self.start = files.of_versions(bench.run.path, bench.versions)
-        self.best: Guided = self.start
+        self.start = self.best = start
         self.purse = Purse(settings.budget, config.evaluation.prices, config.slot(JUDGE), earlier)
+        self._part: Part = part
+        self._files = files
         self._bench = bench
         self._limits = settings.budget.words()
         self._scores: dict[str, Scores] = {}
         self._played: dict[str, dict[str, RolloutRecord]] = {}
 
-    def told(self, role: str) -> Guidance:
-        """What `role` is told when the search begins: by the configuration, and in its place what was learned."""
-        guidance = self._bench.config.society.told(role)
-        return guidance.model_copy(update=self.start[role].given()) if role in self.start else guidance
+    def score(self, records: Sequence[RolloutRecord]) -> Scores:
+        """What makes a candidate better: the share of right answers, then the mean reward."""
+        return right_share(records), sum(record.reward or 0.0 for record in records) / len(records)
 
-    def changed(self, guidance: Guided, roles: Sequence[str], **fields: Any) -> Guided:
-        """`guidance` with other `fields` for `roles`."""
-        update = {role: guidance.get(role, Guidance()).model_copy(update=fields) for role in roles}
-        return {**guidance, **update}
-
-    async def play(self, guidance: Guided, tasks: Sequence[ResearchTask]) -> list[RolloutRecord]:
-        """Rollouts of `tasks` in which roles are told `guidance`, in the order of the tasks.
+    async def play(self, candidate: Candidate, tasks: Sequence[ResearchTask]) -> list[RolloutRecord]:
+        """Rollouts of `tasks` with a candidate in place of what is live, in the order of the tasks.
 
         Raises:
             BudgetSpentError: They are not all affordable; those that were are recorded.
             RunError: No further rollout could succeed.
         """
         bench, plan = self._bench, self.plan
-        name = _digest(guidance)
-        policy = Policy.made("guidance", SOCIETY, f"{plan.name}-{name}")
+        name = self._digest(candidate)
+        policy = Policy.made(self._part, SOCIETY, f"{plan.name}-{name}")
         records = self._played.setdefault(name, {})
         new = [task for task in tasks if task.id not in records]
         inputs = [RolloutInput.of(task, plan.name, 0, bench.config.seed) for task in new]
         self.purse.check(len(inputs))
         if inputs:
-            await asyncio.to_thread(self._write, guidance, policy)
+            await asyncio.to_thread(self._write, candidate, policy)
         while inputs:
             count = self.purse.affordable(len(inputs))
             wave, inputs = inputs[:count], inputs[count:]
@@ -136,18 +158,19 @@ class Search:
                     self.purse.pay(episode.record)
         return [records[task.id] for task in tasks]
 
-    async def trial(self, guidance: Guided) -> list[RolloutRecord]:
+    async def trial(self, candidate: Candidate) -> list[RolloutRecord]:
         """Rollouts of the whole search share; `best` is then the better of this candidate and those before."""
-        records = await self.play(guidance, self.tasks)
-        name, score = _digest(guidance), scores(records)
+        records = await self.play(candidate, self.tasks)
+        name, score = self._digest(candidate), self.score(records)
         if name in self._scores:
             return records
         self._scores[name] = score
-        if score > self._scores.get(_digest(self.best), (-1.0, 0.0)):
-            self.best = guidance
+        if score > self._scores.get(self._digest(self.best), (-1.0, 0.0)):
+            self.best = candidate
+        reward, right = sum(record.reward or 0.0 for record in records) / len(records), right_share(records)
         place, spent = f"{self.plan.name}: candidate {len(self._scores)}", self.purse.spent
-        self._bench.view.note(f"{place} is right on {score[0]:.0%} of {len(records)} tasks, reward {score[1]:.3f}")
-        shown = {"right": score[0], "reward": score[1], "best": self._scores[_digest(self.best)][0]}
+        self._bench.view.note(f"{place} is right on {right:.0%} of {len(records)} tasks, reward {reward:.3f}")
+        shown = {"right": right, "reward": reward, "best": self._scores[self._digest(self.best)][0]}
         self._bench.metrics.log(self.plan.name, len(self._scores), {**shown, **spent})
         return records
 
@@ -168,32 +191,52 @@ class Search:
         Args:
             ended: True if the budget ended the search.
         """
-        first, last = (self._scores.get(_digest(guidance)) for guidance in (self.start, self.best))
+        first, last = (self._scores.get(self._digest(candidate)) for candidate in (self.start, self.best))
         spent = self.purse.spent
         figures = {**figures, "candidates": len(self._scores), **spent, "budget_spent": ended}
         if first is not None and last is not None:
-            figures |= {"right_before": first[0], "right_best": last[0], "reward_before": first[1]}
+            figures |= {"right_before": first[0], "right_best": last[0]}
         if ended:
             used = f"{spent['rollouts']:,} rollouts, {spent['tokens']:,} tokens, {spent['usd']:.4g} US dollars"
             self._bench.view.note(f"{self.plan.name}: its budget ({self._limits}) ends it after {used}")
         if last is None or (first is not None and last <= first) or self.best == self.start:
-            self._bench.view.note(f"{self.plan.name}: no candidate is better than what roles are told now")
+            self._bench.view.note(f"{self.plan.name}: no candidate is better than what is live")
             return Learned(figures)
-        policy = Policy.made("guidance", SOCIETY, self.plan.name)
+        policy = Policy.made(self._part, SOCIETY, self.plan.name)
         self._write(self.best, policy)
         return Learned(figures, policy)
 
-    def _write(self, guidance: Guided, policy: Policy) -> None:
-        """Write guidance as the files of `policy`, and record their hashes in the ledger."""
-        files.save(guidance, self._bench.run.path / policy.folder)
+    def _digest(self, candidate: Candidate) -> str:
+        text = self._files.dump(candidate)
+        return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:8]
+
+    def _write(self, candidate: Candidate, policy: Policy) -> None:
+        """Write a candidate as the files of `policy`, and record their hashes in the ledger."""
+        self._files.save(candidate, self._bench.run.path / policy.folder)
         seal(self._bench.run, policy.folder)
 
 
-def scores(records: Sequence[RolloutRecord]) -> Scores:
-    """Share of right answers and mean reward of `records`; what failed is wrong, and has no reward."""
-    right = sum(bool(aligned(record)) for record in records)
-    return right / len(records), sum(record.reward or 0.0 for record in records) / len(records)
+class GuidanceSearch(Search[Guided]):
+    """A search over what roles are told; candidates replace fields of what was learned before."""
+
+    def __init__(
+        self, plan: PhasePlan, settings: SearchSettings, bench: Bench, earlier: Sequence[RolloutRecord]
+    ) -> None:
+        start = of_versions(bench.run.path, bench.versions).guidance
+        super().__init__(plan, settings, bench, earlier, part="guidance", files=guidance, start=start)
+        self._society = bench.config.society
+
+    def told(self, role: str) -> Guidance:
+        """What `role` is told when the search begins: by the configuration, and in its place what was learned."""
+        by_configuration = self._society.told(role)
+        return by_configuration.model_copy(update=self.start[role].given()) if role in self.start else by_configuration
+
+    def changed(self, candidate: Guided, roles: Sequence[str], **fields: Any) -> Guided:
+        """`candidate` with other `fields` for `roles`."""
+        update = {role: candidate.get(role, Guidance()).model_copy(update=fields) for role in roles}
+        return {**candidate, **update}
 
 
-def _digest(guidance: Guided) -> str:
-    return hashlib.sha256(files.dump(guidance).encode(errors="backslashreplace")).hexdigest()[:8]
+def right_share(records: Sequence[RolloutRecord]) -> float:
+    """The share of right answers; what failed is wrong."""
+    return sum(bool(aligned(record)) for record in records) / len(records)

@@ -9,7 +9,7 @@ from agents.roles import Role
 from agents.schemas import Answer
 from agents.visit.prompting import opening, response_format
 from agents.visit.react import read_answer
-from training.guidance.search import Search
+from training.guidance.search import GuidanceSearch
 
 LONGEST_PROMPT = 8000
 """Characters of a role's instructions."""
@@ -49,7 +49,7 @@ failures, and name no task and no quotation.""",
 )
 
 
-async def write(search: Search, slot: str, writer: Role, goal: str, seed: int, **inputs: Any) -> Answer | None:
+async def write(search: GuidanceSearch, slot: str, writer: Role, goal: str, seed: int, **inputs: Any) -> Answer | None:
     """The answer of a slot's model as `writer`; None if it cannot be read.
 
     Args:

@@ -7,9 +7,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agents.context import Guided
-from agents.policies import guidance
+from agents.context import LearnedSociety
 from agents.policies.choice import SelectionSpec
+from agents.policies.society import of_policies
 from chimera.config.tree import Config
 from chimera.core.errors import ModelError, RunError
 from chimera.run.directory import Run
@@ -26,13 +26,13 @@ class Beside:
         versions: Their versions, by the names that rollouts carry (`Policy.slot`).
         models: The model to ask for in place of a slot's live weights.
         chooser: Who chooses among hypotheses; None for who does so live.
-        guidance: What roles are told; None for what they are told live.
+        society: What they are for the society as a whole.
     """
 
     versions: Mapping[str, str] = field(default_factory=dict)
     models: Mapping[str, str] = field(default_factory=dict)
     chooser: SelectionSpec | None = None
-    guidance: Guided | None = None
+    society: LearnedSociety = field(default_factory=LearnedSociety)
 
 
 class ServedCandidates:
@@ -58,18 +58,17 @@ class ServedCandidates:
                 f"{', '.join(policy.version for policy in policies)} are to work together: one for each place only"
             )
         models: dict[str, str] = {}
-        chooser, told_instead = None, None
+        chooser = None
         async with AsyncExitStack() as stack:
             for policy in policies:
                 folder = await asyncio.to_thread(checked, self._run, policy.folder)
                 if policy.part == "weights":
                     models[policy.target] = await stack.enter_async_context(self._weights(policy, folder))
-                elif policy.part == "guidance":
-                    told_instead = await asyncio.to_thread(guidance.load, folder)
-                else:
+                elif policy.part == "choice":
                     share = self._config.rollouts.exploration
                     chooser = SelectionSpec(policy.version, str(folder.absolute()), share)
-            yield Beside({policy.slot: policy.version for policy in policies}, models, chooser, told_instead)
+            society = await asyncio.to_thread(of_policies, self._run.path, policies)
+            yield Beside({policy.slot: policy.version for policy in policies}, models, chooser, society)
 
     @asynccontextmanager
     async def _weights(self, policy: Policy, folder: Path) -> AsyncIterator[str]:

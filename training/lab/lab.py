@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Self
 
+from agents.context import LearnedSociety
 from agents.policies.choice import make_selector
 from agents.tools.own import TOOL_KEYS
 from agents.tools.toolbox import build_toolbox
@@ -168,10 +169,10 @@ class Lab:
         """
         sampled = answering(self.servers.endpoints, self.config, self.run.gate_temperature)
         versions = dict(self.policy_versions)
-        selector, guidance = partial(make_selector, self.live.selection(0.0), greedy=True), self.live.guidance()
+        selector, learned = partial(make_selector, self.live.selection(0.0), greedy=True), self.live.society()
 
         def job(input_: RolloutInput) -> Job:
-            return Job(new_id("ev"), input_, sampled, versions, selector, guidance=guidance)
+            return Job(new_id("ev"), input_, sampled, versions, selector, learned=learned)
 
         async with aclosing(self._made(inputs, job)) as stream:
             async for record, _ in stream:
@@ -230,6 +231,7 @@ class Lab:
                 yield record, trace
 
     def _job(self, input_: RolloutInput, *, candidates: Beside, mode: Literal["train", "val"]) -> Job:
+        live, candidate = self.live.society(), candidates.society
         selection = candidates.chooser or self.live.selection(self.config.rollouts.exploration)
         return Job(
             rollout_id=new_id("ro"),
@@ -239,7 +241,7 @@ class Lab:
             selector=partial(make_selector, selection, greedy=mode == "val"),
             scored=self._scored,
             mode=mode,
-            guidance=self.live.guidance() if candidates.guidance is None else candidates.guidance,
+            learned=LearnedSociety(candidate.guidance or live.guidance, candidate.graph or live.graph),
         )
 
     def _endpoints(self, candidates: Mapping[str, str]) -> dict[str, Endpoint]:

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from chimera.config.loader import ConfigSection, When
 from chimera.config.roles import GROUPS, JUDGE, expand
+from chimera.config.sections.graph import GraphConfig
 from chimera.core.errors import ConfigError
 from chimera.core.types import Decision
 
@@ -70,6 +71,7 @@ class SocietyConfig(ConfigSection):
         default=1, ge=0, le=100, description="further tries of a role after a retriable model error"
     )
 
+    graph: GraphConfig = GraphConfig()
     guidance: dict[str, Guidance] = Field(
         default_factory=dict, description="what roles are told beside their task, by the names of roles and groups"
     )

@@ -10,7 +10,8 @@ from lab_kit import task
 from message_kit import refused
 from record_kit import answered
 
-from agents.policies.guidance import load, of_versions
+from agents.policies.guidance import load
+from agents.policies.society import of_versions
 from chimera.config.roles import JUNIORS
 from chimera.core.errors import ConfigError, RunError
 from chimera.data.tasks import Dataset
@@ -61,7 +62,7 @@ class Society(FakeBench):
         return SimpleNamespace(record=record)
 
     async def play(self, given, versions):
-        told = of_versions(self.run.path, versions).get("Geneticist")
+        told = of_versions(self.run.path, versions).guidance.get("Geneticist")
         helped = told is not None and (
             USEFUL in (*told.lessons, *told.prompt.split("\n"))
             or any(example["answer"] == "no" for example in told.examples)
