@@ -59,7 +59,7 @@ class Fewshot:
         check_search(plan, settings, config, dataset)
 
     async def learn(self, plan: PhasePlan, settings: FewshotSettings, bench: Bench) -> Learned:
-        """GuidanceSearch.
+        """Search.
 
         Raises:
             RunError: No earlier rollout outside the search share came out right.

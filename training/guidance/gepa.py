@@ -61,7 +61,7 @@ class Gepa:
         check_writer(plan, settings.model, config)
 
     async def learn(self, plan: PhasePlan, settings: GepaSettings, bench: Bench) -> Learned:
-        """GuidanceSearch until the budget is spent."""
+        """Search until the budget is spent."""
         earlier = [episode.record for episode in await bench.episodes()]
         search = GuidanceSearch(plan, settings, bench, earlier)
         adapter = _Adapter(settings, bench, search)

@@ -66,7 +66,7 @@ class LessonsAlgorithm:
         check_writer(plan, settings.model, config)
 
     async def learn(self, plan: PhasePlan, settings: LessonsSettings, bench: Bench) -> Learned:
-        """GuidanceSearch, for one learner after another."""
+        """Search, for one group of roles after another."""
         episodes = sorted(await bench.episodes(), key=lambda episode: (episode.record.phase, episode.record.task_id))
         search = GuidanceSearch(plan, settings, bench, [episode.record for episode in episodes])
         searched = {task.id for task in search.tasks}
