@@ -179,7 +179,7 @@ class RolloutRecord:
     @property
     def has_protocol(self) -> bool:
         """True if it succeeded and designed a protocol, which judges score (`society.graph.design`)."""
-        return self.status == "succeeded" and "experimental_protocol" in self.outputs
+        return self.status == "succeeded" and set(self.outputs.get("final_protocol", ())) > {"amendments"}
 
     def dump(self) -> dict[str, Any]:
         """Plain data for the JSON line."""
