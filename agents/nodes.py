@@ -216,7 +216,9 @@ def role_node(desk: Desk) -> Node:
 
 
 async def adopt_node(state: ResearchState, runtime: Runtime[RunContext]) -> Update:
-    """In place of the refiner: the selected hypothesis goes on as it is."""
+    """In place of the refiner: the selected hypothesis goes on as it is. A return to it counts as one."""
+    if "refined_hypothesis" in state:
+        return {"critical_revisions": 1}
     hypothesis = {name: value for name, value in state["selected_hypothesis"].items() if name != "author"}
     return {"refined_hypothesis": hypothesis, "unreviewed_hypothesis": hypothesis}
 

@@ -16,6 +16,7 @@ from agents.state import ResearchState, Update, without
 from agents.visit.record import Observer, Operation, no_observer, no_operation
 from chimera.config.roles import JUNIORS, RolesConfig
 from chimera.config.sections.society import SocietyConfig
+from chimera.core.errors import ConfigError
 from chimera.core.types import Brief, shown_options
 from chimera.serving.client import Model
 
@@ -110,9 +111,14 @@ class Society:
 
         Raises:
             RoleError: As for `run`.
+            ConfigError: Juniors debate, and `role` is one.
         """
         stop = SUPERVISOR if role in JUNIORS else role
         context = self._context(brief, seed, select, learned)
+        if role in JUNIORS and context.config.graph.debate:
+            raise ConfigError(
+                f"{role} debates (society.graph.debate), so there is no state before it alone: name another"
+            )
         graph = build_graph(context.config)
         state = await self._invoke(graph, _input(brief), context, interrupt_before=[stop])
         return without(state, role) if role in JUNIORS else state

@@ -111,6 +111,14 @@ def _check_roles(phase: Phase, config: Config) -> None:
         raise ConfigError(f"{setting} is empty: say which roles {plan.name} trains, such as [{next(iter(ROLES))}]")
     if unknown := [role for role in plan.roles if role not in ROLES]:
         raise ConfigError(f"{setting} names {unknown[0]}, which is no member of the society and cannot be trained")
+    from agents.graph import working  # LangGraph takes half a second.
+    from agents.nodes import NODES
+
+    at_work = working(config.society.graph)
+    if idle := [role for role in plan.roles if at_work.get(role) is not NODES[role]]:
+        raise ConfigError(
+            f"{setting} names {idle[0]}, which does not work in society.graph: leave it out, or let it work"
+        )
     if part == "choice":
         _check_choosers(plan, setting)
     elif part == "weights":

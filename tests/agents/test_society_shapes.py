@@ -10,10 +10,13 @@ from agents.visit.prompting import payload_of
 from chimera.config.roles import JUNIORS
 from chimera.config.sections.graph import GraphConfig
 from chimera.core.errors import ConfigError
+from chimera.data.tasks import load
 from training.configuration import load_config
+from training.plans import make_phases
 
 BOARD = ["ProtocolDesigner", "PeerReviewer", "SafetyOfficer", "PrincipalInvestigator", "Evaluation"]
 PLANNED = {"reviews": False, "waives": ("SafetyOfficer",)}
+JUNIOR = ("kind=endpoint", "base_url=http://127.0.0.1:1/v1", "model=m")
 ENDPOINT = [f"models.principal.{key}" for key in ("kind=endpoint", "base_url=http://127.0.0.1:1/v1", "model=m")]
 
 
@@ -72,6 +75,21 @@ async def test_without_a_refiner_the_chosen_hypothesis_goes_on_unchanged(society
     assert model.of("HypothesisRefiner") == []
 
 
+async def test_a_return_to_a_refiner_who_is_left_out_has_its_limit(society_kit):
+    critical = {"issues": ["unsupported"], "severity": "CRITICAL", "verdict": "REVISE"}
+    model = society_kit.Model(PeerReviewer=[critical] * 9)
+    state = await society_kit.make(model, graph={"refine": False}, max_critical_revisions=2).run(society_kit.brief)
+    assert (state["critical_revisions"], len(model.of("ProtocolDesigner"))) == (2, 3)
+    assert state["final_veto"] is not None
+
+
+async def test_there_is_no_state_before_one_of_those_who_debate(society_kit):
+    society = society_kit.make(society_kit.Model(), graph={"debate": 1})
+    with refused(ConfigError, "Neurologist", "society.graph.debate"):
+        await society.before("Neurologist", society_kit.brief)
+    assert (await society.before("Supervisor", society_kit.brief))["debates"] == 2
+
+
 async def test_juniors_who_debate_read_what_all_proposed_and_answer_again(society_kit):
     model = chooses(society_kit, "Neurologist")
     graph = {"debate": 2, "juniors": ("Geneticist", "Neurologist")}
@@ -122,6 +140,16 @@ async def test_what_designs_nothing_is_not_judged(society_kit):
 def test_a_graph_that_cannot_work_is_refused_before_it_runs(overrides, pieces):
     with refused(ConfigError, *pieces):
         load_config(None, overrides)
+
+
+@pytest.mark.parametrize(
+    ("graph", "role"), [("juniors=[Neurologist]", "Geneticist"), ("refine=false", "HypothesisRefiner")]
+)
+def test_a_role_that_does_not_work_cannot_learn(graph, role):
+    settings = [f"society.graph.{graph}", f"pipeline.gepa.roles=[{role}]"]
+    config = load_config(None, [*settings, *(f"models.junior.{key}" for key in JUNIOR)])
+    with refused(ConfigError, "pipeline.gepa.roles", role, "society.graph"):
+        make_phases(["gepa"], config, load(config.data))
 
 
 def test_a_file_holds_a_graph_and_the_command_line_goes_before_it(tmp_path):
