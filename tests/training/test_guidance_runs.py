@@ -10,11 +10,13 @@ from kill_chain import Chain, Kill, events, exists, lines, recorded
 from planted_kit import planted_server
 from provider_kit import USAGE, serve
 
+from agents.policies.graph import load as load_graph
 from agents.policies.guidance import load
+from chimera.config.sections.graph import GraphConfig
 from chimera.planted import HABITS, Planted
 from chimera.run.directory import Run
 from chimera.run.jsonl import read_lines
-from chimera.run.policies import GUIDANCE
+from chimera.run.policies import GRAPH, GUIDANCE
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(1800)]
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -146,6 +148,45 @@ def test_gepa_finds_what_was_planted_within_its_rollouts(url, tmp_path):
     prompt = load(tmp_path / "g" / "models" / "society" / "gepa")["Geneticist"].prompt
     assert prompt.startswith("You are the Geneticist.")
     assert sum(word in prompt for word in HABITS.values()) >= 2
+
+
+def test_a_cheaper_graph_is_found_goes_through_the_gate_and_is_replayed(url, tmp_path):
+    pipeline = ["--phases", "gather,aflow", "pipeline.aflow.tasks=8", "aflow.graphs=12", "gather.tasks=4"]
+    where = [*at(url), *FEW, f"runs_dir={tmp_path}"]
+    run("chimera.train", "--config", CONFIGS / "planted.yaml", "--name", "graph", *where, *pipeline)
+    figures = finished(tmp_path, "graph")["aflow"]["figures"]
+    assert figures["graphs"] <= 12
+    assert [entry["tokens"] for entry in figures["pareto"]] == sorted(entry["tokens"] for entry in figures["pareto"])
+    graph = load_graph(tmp_path / "graph" / "models" / "society" / "aflow")
+    assert graph.reviewed
+    assert graph != GraphConfig()
+    (record, *_) = read_lines(tmp_path / "graph" / "rollouts" / "gate-aflow.jsonl")
+    assert record["policy_versions"][GRAPH] == "society@aflow"
+    assert len(record["outputs"]["initial_hypotheses"]) == len(graph.juniors)
+    run("chimera.eval", "--run", "graph", "--limit", "6", f"runs_dir={tmp_path}")
+    assert "12 of 12 rollouts were replayed" in run("chimera.eval", "--verify", tmp_path / "graph" / "report")
+    assert "graph" in (tmp_path / "graph" / "report" / "report.md").read_text()
+
+
+def test_a_society_of_two_is_evaluated_without_a_judge(url, tmp_path):
+    (tmp_path / "duo.yaml").write_text("juniors: [Neurologist]\ndesign: false\nwaives: [SafetyOfficer]\n")
+    principal = [f"models.principal.{key}" for key in ("kind=endpoint", f"base_url={url}", "model=planted")]
+    where = [*at(url), *principal, *FEW, f"society.graph={tmp_path / 'duo.yaml'}", f"runs_dir={tmp_path}"]
+    run(
+        "chimera.train",
+        "--config",
+        CONFIGS / "planted.yaml",
+        "--name",
+        "duo",
+        "--phases",
+        "gather",
+        "gather.tasks=4",
+        *where,
+    )
+    run("chimera.eval", "--run", "duo", "--limit", "6", f"runs_dir={tmp_path}")
+    assert "6 of 6 rollouts were replayed" in run("chimera.eval", "--verify", tmp_path / "duo" / "report")
+    (record, *_) = read_lines(tmp_path / "duo" / "rollouts" / "gather.jsonl")
+    assert (record["status"], record["reward"], record["counts"]["model_calls"]) == ("succeeded", None, 4)
 
 
 def test_a_society_of_api_models_goes_through_configs_endpoint_within_its_budget(tmp_path):
