@@ -13,7 +13,7 @@ from chimera.run.policies import BY_MODEL
 from chimera.serving.client import Model
 
 if TYPE_CHECKING:
-    from agents.tools.toolbox import ToolResult
+    from agents.tools.result import ToolResult
 
 Evaluator = Callable[[Mapping[str, Any], Brief], Awaitable[Mapping[str, Any]]]
 """Scores a finished state; its result becomes `final_evaluation`."""
@@ -99,7 +99,7 @@ class RunContext:
     """One run's brief, seed and services.
 
     `slots` maps each role to the slot whose model plays it, `tools` to the names of the tools that it may call.
-    `guidance` is what roles have learned to be told.
+    `guidance` is what roles have learned to be told, `fallback` maps roles to the slot of their second model.
     """
 
     brief: Brief
@@ -114,6 +114,7 @@ class RunContext:
     operation: Operation
     observe: Observer
     guidance: Guided
+    fallback: Mapping[str, str] = field(default_factory=dict)
 
     def told(self, role: str) -> Guidance:
         """What `role` is told beside its task: by the configuration, and in its place what was learned."""

@@ -22,6 +22,7 @@ from agents.schemas import Answer, FinalDecision
 from agents.state import ResearchState, Update, check_fields
 from agents.supervisor import supervisor_node
 from agents.tools.sources import SourceText, given_sources, sources_seen, sources_within
+from agents.visit.rules import broken
 from agents.visit.visits import Inputs, attempt_of, errors_of, visit, visits
 from chimera.config.roles import JUDGE, JUNIORS
 from chimera.core.errors import ChimeraError, RoleError
@@ -137,14 +138,18 @@ def _principal_reads(state: ResearchState, context: RunContext) -> Inputs:
 
 
 def _principal_writes(state: ResearchState, answer: FinalDecision, context: RunContext) -> Update:
-    """An unresolved CRITICAL review turns GO into NO-GO, and the rationale says so. The answer stays as it is."""
+    """An unresolved CRITICAL review and a broken hard rule turn GO into NO-GO, and the rationale says so. The answer
+    stays as it is."""
     decision, rationale = answer.decision, answer.rationale
-    veto = veto_of(state)
+    protocol = {**state.get("experimental_protocol", {}), "amendments": list(answer.amendments)}
+    review, rule = veto_of(state), broken(context.config.hard_rules(), protocol)
+    veto = "; ".join(filter(None, (review, rule and f"hard rule: {rule}"))) or None
     if decision == "GO" and veto is not None:
         decision = "NO-GO"
-        rationale = f"GO was overridden: a CRITICAL review is unresolved. The principal investigator wrote: {rationale}"
+        reason = f"the protocol breaks the hard rule {rule}" if rule else "a CRITICAL review is unresolved"
+        rationale = f"GO was overridden: {reason}. The principal investigator wrote: {rationale}"
     return {
-        "final_protocol": {**state.get("experimental_protocol", {}), "amendments": list(answer.amendments)},
+        "final_protocol": protocol,
         "final_answer": answer.answer,
         "final_decision": decision,
         "final_veto": veto,

@@ -212,6 +212,7 @@ class Society:
             operation=self._operation,
             observe=self._observe,
             guidance=learned.guidance,
+            fallback=self._config.fallbacks(),
         )
 
     @staticmethod

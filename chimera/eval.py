@@ -15,17 +15,14 @@ from chimera.core.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from chimera.config.sections.evaluation import EvaluationConfig
     from chimera.config.tree import Config
     from chimera.data.tasks import Dataset
     from chimera.run.directory import Run
     from chimera.run.policies import Policy
-    from chimera.serving.client import HttpModel
     from chimera.serving.process import ModelServers
     from evaluation.conduct.conductor import Again, Conductor
     from evaluation.records.rollouts import RolloutInput
     from evaluation.records.study import Plan, Study
-    from evaluation.scores.auditor import Auditor
     from evaluation.verify.asked import AskedEvaluation
     from training.learning.fine_tuning import TuneSettings
     from training.watch.view import View
@@ -181,20 +178,19 @@ def _fill(
     """Make the rollouts, baseline answers and scores that are missing."""
     from agents.tools.toolbox import build_toolbox
     from chimera.core.machine import allow_files
-    from chimera.core.secrets import api_key_names, load_secrets
+    from chimera.core.secrets import load_secrets
     from chimera.run.policies import learned_slots
     from chimera.serving.process import check_models, serve
     from evaluation.baselines.single_agent import ROLE
     from evaluation.conduct.conductor import Conductor
+    from evaluation.scores.auditor import Auditor
     from evaluation.telemetry.sender import telemetry
 
-    auditor_settings = {"auditor": config.evaluation.auditor.model_dump()}
-    secrets = load_secrets((*config.secret_names(), *api_key_names(auditor_settings)))
+    secrets = load_secrets(config.secret_names())
     learning = learned_slots(run.events()) | ({config.slot(ROLE.name)} if config.evaluation.labels else set())
     check_models(config.used(), secrets, learning=learning)
     allow_files("rollouts.concurrency", config.rollouts.concurrency)
     settings = _label_settings(run, config) if config.evaluation.labels else None
-    second = _second_judge(config, secrets)
     conductor = Conductor(
         run=run,
         plan=plan,
@@ -203,7 +199,7 @@ def _fill(
         toolbox=build_toolbox(
             config.tools, dataset.documents(), secrets, roles=config.roles, conclusions=dataset.conclusions()
         ),
-        auditor=_auditor(config.evaluation, second),
+        auditor=Auditor.configured(config, secrets),
         progress=view,
         again=again,
     )
@@ -228,7 +224,7 @@ def _fill(
                     )
                 )
         try:
-            asyncio.run(_make(conductor, servers, todo, second, settings))
+            asyncio.run(_make(conductor, servers, todo, settings))
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
 
@@ -237,7 +233,6 @@ async def _make(
     conductor: "Conductor",
     servers: "ModelServers | None",
     todo: "dict[str, list[RolloutInput]]",
-    second: "HttpModel | None",
     settings: "TuneSettings | None",
 ) -> None:
     from training.interrupt import interruptible
@@ -255,8 +250,8 @@ async def _make(
                 await conductor.run_stages(servers, todo)
             await conductor.audit()
         finally:
-            if second is not None:
-                await second.aclose()
+            if conductor.auditor is not None:
+                await conductor.auditor.aclose()
 
 
 def _label_settings(run: "Run", config: "Config") -> "TuneSettings":
@@ -306,26 +301,6 @@ def _announce(run: "Run", plan: "Plan", missing: int, console: "Console") -> Non
         markup=False,
         soft_wrap=True,
     )
-
-
-def _second_judge(config: "Config", secrets: "Mapping[str, str]") -> "HttpModel | None":
-    from chimera.config.sections.models import ModelConfig
-    from chimera.serving.client import HttpModel
-    from chimera.serving.process import user_endpoint
-
-    auditor = config.evaluation.auditor
-    if auditor.kind != "endpoint":
-        return None
-    endpoint = user_endpoint("evaluation.auditor", ModelConfig(**auditor.model_dump()), secrets)
-    return HttpModel({"auditor": endpoint}, max_retries=config.rollouts.retries, pause_s=config.rollouts.pause_s)
-
-
-def _auditor(settings: "EvaluationConfig", second: "HttpModel | None") -> "Auditor | None":
-    from evaluation.scores.auditor import Auditor
-
-    if second is None:
-        return Auditor.of_checklist() if settings.auditor.kind == "checklist" else None
-    return Auditor.of_model(second, str(settings.auditor.name))
 
 
 def _write(

@@ -124,7 +124,7 @@ def _job(arguments: argparse.Namespace, config: "Config") -> StudyJob:
     file = ["--config", str(arguments.config)] if arguments.config else []
     names = choose_names(arguments.phases, config)
     trust = tuple(f"--trust={code.name}" for code in dict.fromkeys(named_code(config, "training")))
-    return StudyJob(folder, runs, names, (*file, *overrides), arguments.stages, _keys(config), trust)
+    return StudyJob(folder, runs, names, (*file, *overrides), arguments.stages, config.secret_names(), trust)
 
 
 def _begin(job: StudyJob, config: "Config") -> None:
@@ -202,18 +202,11 @@ def _child(job: StudyJob, member: Wanted, place: str, what: str, module: str, ar
     _note(job, f"{what} started", run=member.name)
     began = time.monotonic()
     begun = (job.folder / member.name / "config.yaml").is_file()
-    keys = job.keys + (_keys(Run.open(member.name, job.folder).config) if begun else ())
+    keys = job.keys + (Run.open(member.name, job.folder).config.secret_names() if begun else ())
     run_child(module, arguments, log, what=f"{what} of run {member.name}", keys=keys)
     seconds = time.monotonic() - began
     _note(job, f"{what} finished", run=member.name, seconds=round(seconds, 1))
     print(f"{place} {member.name}: {what} took {seconds / 60:.1f} min", flush=True)
-
-
-def _keys(config: "Config") -> tuple[str, ...]:
-    """Names of the environment variables with API keys that a configuration names."""
-    from chimera.core.secrets import api_key_names
-
-    return (*config.secret_names(), *api_key_names({"auditor": config.evaluation.auditor.model_dump()}))
 
 
 def _wait_until_free(job: StudyJob, member: Wanted) -> None:

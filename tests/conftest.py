@@ -15,7 +15,8 @@ import pytest
 
 import training  # noqa: F401  before Agent Lightning, which so leaves LiteLLM out
 from agents.roles import ROLES
-from agents.tools.toolbox import Passage, ToolResult
+from agents.tools.result import ToolResult
+from agents.tools.text.passages import Passage
 from chimera.core.types import Brief, Section
 from chimera.serving.client import Completion, ToolCall
 

@@ -6,7 +6,7 @@ The new stage is compared with the stage before, the base and the best stage so 
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chimera.config.tree import Config
-from chimera.core.errors import ConfigError, RunError
+from chimera.core.errors import ConfigError, RunError, UnreachableError
 from chimera.data.tasks import Dataset
 from chimera.run import policies
 from chimera.run.policies import ROLLED_BACK, WENT_LIVE, Policy
@@ -25,7 +25,7 @@ from evaluation.records.plan import gate_tasks
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from evaluation.records.study import BASE, GATE
 from evaluation.report.formats import signed
-from training import gate_power
+from training import gate_alarm, gate_power
 from training.gate_rule import Rivalry, compare
 from training.watch.summary import summarize
 
@@ -101,8 +101,10 @@ class Gate:
         # Thousands of resamples take tenths of a second. A thread keeps the live view running.
         rivalries = await asyncio.to_thread(self._compare, phase, self._rivals())
         power = await asyncio.to_thread(self._power, rivalries[0])
-        faults = list(dict.fromkeys(fault for rivalry in rivalries for fault in rivalry.faults))
-        self._write(phase, rivalries, power, live=not faults)
+        alarm, held_out = await self._alarm(rivalries[0])
+        refused = [alarm] if alarm and lab.config.gate.alarm == "refuse" else []
+        faults = [*dict.fromkeys(fault for rivalry in rivalries for fault in rivalry.faults), *refused]
+        self._write(phase, rivalries, power, live=not faults, held_out=held_out)
         verdicts = {rivalry.before: rivalry.verdict for rivalry in rivalries}
         if faults:
             await lab.restore(policies.live(lab.run.events()).values())
@@ -111,6 +113,24 @@ class Gate:
             return False
         self._keep(phase, policy, _beside(rivalries[0]), verdicts=verdicts)
         return True
+
+    async def _alarm(self, rivalry: Rivalry) -> tuple[str | None, dict[str, Any]]:
+        """What the second judge says against the new stage, and its figures; see `training.gate_alarm`."""
+        lab, auditor = self._lab, None
+        stages = self._records(rivalry.before), self._records(rivalry.after)
+        try:
+            if (auditor := lab.second_judge()) is None:
+                return None, {}
+            sentence, figures = await gate_alarm.alarm(*stages, auditor, lab.config)
+        except (UnreachableError, ConfigError) as error:
+            lab.view.warn(f"gate: the second judge was not asked about {rivalry.after}: {error}")
+            return None, {}
+        finally:
+            if auditor is not None:
+                await auditor.aclose()
+        if sentence is not None:
+            lab.view.warn(f"gate: {rivalry.after}: {sentence}")
+        return sentence, figures
 
     def summary(self) -> None:
         """Compare every stage with the one before and the base, also stages of the run's earlier processes."""
@@ -141,7 +161,15 @@ class Gate:
         self._lab.run.ledger(WENT_LIVE, phase=phase, policy=policy.dump(), artifacts=[policy.folder], **fields)
         self._lab.view.decision(f"gate: {policy.version} is live, {why}")
 
-    def _write(self, phase: str, rivalries: Sequence[Rivalry], power: gate_power.Power | None, *, live: bool) -> None:
+    def _write(
+        self,
+        phase: str,
+        rivalries: Sequence[Rivalry],
+        power: gate_power.Power | None,
+        *,
+        live: bool,
+        held_out: Mapping[str, Any],
+    ) -> None:
         lab = self._lab
         file = lab.run.path / GATE / f"{phase}.json"
         file.parent.mkdir(exist_ok=True)
@@ -150,6 +178,7 @@ class Gate:
             "kept": live,
             "comparisons": [rivalry.dump() for rivalry in rivalries],
             "power": None if power is None else power.dump(),
+            **({"second_judge": held_out} if held_out else {}),
         }
         file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         for rivalry in rivalries:

@@ -5,13 +5,14 @@ passages, an empty result that says so, or an error in one sentence.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from agents.tools.foreign import foreign_tool, load_tool
 from agents.tools.leaks import is_source
 from agents.tools.mcp import McpServers
 from agents.tools.own import own_tools
+from agents.tools.result import ToolResult
 from agents.tools.text.excerpts import excerpt
 from agents.tools.text.passages import DocumentLike, Passage, ToolError, caution_of, clean
 from agents.tools.tool import ArgumentError, Tool, short
@@ -22,30 +23,6 @@ from chimera.core.types import Brief
 
 _MAX_ID = 200
 """Web search results have their address as id."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolResult:
-    """The result of one tool call.
-
-    `valid` is False if the tool does not exist or its arguments do not fit. `ok` is False if the call failed for any
-    reason. A search that finds nothing is ok: `passages` is empty and `note` names the query. `note` also tells of what
-    was found and is no evidence, such as a retracted article: roles can quote `passages` alone.
-    """
-
-    tool: str
-    ok: bool
-    passages: tuple[Passage, ...] = ()
-    error: str | None = None
-    valid: bool = True
-    note: str | None = None
-
-    def content(self) -> dict[str, Any]:
-        """The payload of the tool message: {"results": [{"id", "text"}, ...]}, "note" if there is one, or {"error"}."""
-        if self.error is not None:
-            return {"error": self.error}
-        results = [{"id": passage.id, "text": passage.text} for passage in self.passages]
-        return {"results": results, "note": self.note} if self.note else {"results": results}
 
 
 class Toolbox:

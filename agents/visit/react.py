@@ -14,11 +14,14 @@ from pydantic import ValidationError
 
 from agents.context import RunContext
 from agents.roles import Role
-from agents.schemas import Answer, with_options
+from agents.schemas import Answer, ExperimentProtocol, FinalDecision, with_options
+from agents.tools.result import ToolResult
+from agents.visit import citations
 from agents.visit.prompting import Message, canonical, options_in, repair_message, tool_message
 from agents.visit.quoting import answer_format, fault, numbered, resolved
 from agents.visit.record import ModelCall, ToolUse
-from chimera.core.errors import ModelError
+from agents.visit.rules import broken
+from chimera.core.errors import ModelError, RateLimitError, UnreachableError
 from chimera.serving.client import Completion, ToolCall
 
 _FENCES = ("```", "```json")
@@ -35,10 +38,14 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class _Reply:
-    """The result of one model call: an answer, an error to repair, or neither if the model called tools."""
+    """The result of one model call: an answer, an error to repair, or neither if the model called tools.
+
+    `rule`: the hard rule that the answer broke.
+    """
 
     answer: Answer | None = None
     error: str | None = None
+    rule: str | None = None
 
     @property
     def used_tools(self) -> bool:
@@ -105,9 +112,13 @@ class Visit:
     messages: list[Message]
     _step: int = field(default=0, init=False)
     _tool_calls: int = field(default=0, init=False)
+    _fell_back: bool = field(default=False, init=False)
 
     async def run(self) -> Turn:
         """Work from the opening `messages` to an answer: tool calls first, then the JSON, with one repair request.
+
+        Where the model's answer cannot be read after that either, or its call failed, the rest of the visit is that of
+        the role's second model, if it has one (`society.fallback`).
 
         Raises:
             ModelError: The model's server failed.
@@ -119,7 +130,20 @@ class Visit:
         if reply.error is not None:
             self.messages.append(repair_message(reply.error, self.context.brief.goal))
             reply = await self._ask((), repair=True)
+        if reply.error is not None and self._fall_back():
+            self.messages.append(repair_message(reply.error, self.context.brief.goal))
+            reply = await self._ask((), repair=True)
         return Turn(reply.answer, reply.error, self.messages)
+
+    def _fall_back(self) -> bool:
+        """Go over to the role's second model; False if it has none, or is asked already."""
+        first, self._fell_back = not self._fell_back, self.role.name in self.context.fallback
+        return first and self._fell_back
+
+    @property
+    def _slot(self) -> str:
+        """The slot whose model is asked now."""
+        return (self.context.fallback if self._fell_back else self.context.slots)[self.role.name]
 
     @property
     def _tools(self) -> Sequence[str]:
@@ -132,19 +156,20 @@ class Visit:
         started = time.perf_counter()
         try:
             completion = await self.context.model.complete(
-                self.context.slots[self.role.name],
+                self._slot,
                 list(self.messages),
                 tools=self.context.toolbox.specs(tools) if tools else (),
                 response_format=answer_format(self.role, self.messages, self.context.config.quotes),
                 seed=self.context.seed_of(self.role.name, self.number, self._step),
             )
         except ModelError as error:
-            self._record(None, started, parsed=None, repair=repair, error=str(error))
-            raise
+            self._record(None, started, _Reply(error=str(error)), repair=repair)
+            if isinstance(error, UnreachableError | RateLimitError) or not self._fall_back():
+                raise
+            return await self._ask(tools, repair=repair)
         self.messages.append(echo(completion))
         reply = _Reply() if completion.tool_calls and tools else self._read(completion, last=repair)
-        parsed = None if reply.used_tools else reply.answer is not None
-        self._record(completion, started, parsed=parsed, repair=repair, error=reply.error)
+        self._record(completion, started, reply, repair=repair)
         first = self._tool_calls
         self._tool_calls += len(completion.tool_calls)
         used = await asyncio.gather(
@@ -162,16 +187,35 @@ class Visit:
         return {**content, "results": numbered(content["results"], self.messages)}
 
     def _read(self, completion: Completion, *, last: bool) -> _Reply:
-        """Read the answer. The role is told of false quotes once; after that they are left to the reviewers."""
+        """Read the answer. The role is told once of false quotes and citations, and of a broken hard rule; after that
+        quotes and citations are left to the reviewers, and the rule forbids GO."""
         try:
             answer = read_answer(self.role, completion, self.messages)
         except ValueError as error:
             return _Reply(error=str(error))
-        wrong = None if last else fault(answer, self.messages, self.context.config.quotes)
-        return _Reply(answer=answer) if wrong is None else _Reply(error=wrong)
+        rule = self._broken(answer)
+        if last:
+            return _Reply(answer=answer, rule=rule)
+        wrong = (
+            fault(answer, self.messages, self.context.config.quotes)
+            or citations.fault(answer, self.messages)
+            or (rule and f"the hard rule {rule} forbids this: leave it out")
+        )
+        return _Reply(error=wrong, rule=rule) if wrong else _Reply(answer=answer)
 
-    def _refusal(self, call: ToolCall, position: int, offered: Sequence[str]) -> str | None:
-        """Why a call is refused, as the answer to the model; None if it runs. `position`: its index in the visit."""
+    def _broken(self, answer: Answer) -> str | None:
+        """The hard rule that an answer breaks by what it would have done."""
+        if isinstance(answer, ExperimentProtocol):
+            return broken(self.context.config.hard_rules(), answer.model_dump())
+        return broken(self.context.config.hard_rules(), answer.amendments) if isinstance(answer, FinalDecision) else None
+
+    def _refusal(self, call: ToolCall, position: int, offered: Sequence[str], rule: str | None) -> str | None:
+        """Why a call is refused, as the answer to the model; None if it runs.
+
+        Args:
+            position: Its index in the visit.
+            rule: The hard rule that it breaks.
+        """
         limit = self.context.config.max_tool_calls
         if self._tools and position >= limit:
             return f"tool call limit reached ({limit} per turn): answer now with the JSON object"
@@ -179,40 +223,39 @@ class Visit:
             return f"no tool {call.name!r} here: the tools are {', '.join(offered) or 'none'}"
         if call.arguments is None:
             return f"the arguments of {call.name} are not a JSON object: {call.raw_arguments[:200]!r}"
-        return None
+        return rule and f"the hard rule {rule} forbids this call: ask for something else"
 
     async def _use(self, call: ToolCall, position: int, offered: Sequence[str]) -> tuple[ToolUse, dict[str, Any]]:
         """Run or refuse one tool call; returns its record and the content of its answer."""
         started = time.perf_counter()
         arguments = call.arguments or {}
-        refusal = self._refusal(call, position, offered)
+        rule = broken(self.context.config.hard_rules(), arguments)
+        refusal = self._refusal(call, position, offered, rule)
         if refusal is None:
             result = await self.context.toolbox.call(call.name, arguments, brief=self.context.brief)
-            valid, ok, error, content = result.valid, result.ok, result.error, result.content()
-            passage_ids = tuple(passage.id for passage in result.passages)
         else:
-            valid, ok, error, content, passage_ids = False, False, refusal, {"error": refusal}, ()
+            result = ToolResult(call.name, ok=False, error=refusal, valid=False)
         use = ToolUse(
             role=self.role.name,
             visit=self.number,
             step=self._step,
             tool=call.name,
             arguments=call.raw_arguments if call.arguments is None else canonical(arguments),
-            valid=valid,
-            ok=ok,
-            results=passage_ids,
-            error=error,
+            valid=result.valid,
+            ok=result.ok,
+            results=tuple(passage.id for passage in result.passages),
+            error=result.error,
             seconds=time.perf_counter() - started,
             attempt=self.attempt,
+            fault=result.fault,
+            rule=rule,
         )
-        return use, content
+        return use, result.content()
 
-    def _record(
-        self, completion: Completion | None, started: float, *, parsed: bool | None, repair: bool, error: str | None
-    ) -> None:
+    def _record(self, completion: Completion | None, started: float, reply: _Reply, *, repair: bool) -> None:
         call = ModelCall(
             role=self.role.name,
-            model=self.context.slots[self.role.name],
+            model=self._slot,
             visit=self.number,
             step=self._step,
             response_id=completion.response_id if completion else "",
@@ -221,9 +264,10 @@ class Visit:
             prompt_tokens=completion.prompt_tokens if completion else 0,
             completion_tokens=completion.completion_tokens if completion else 0,
             seconds=time.perf_counter() - started,
-            parsed=parsed,
+            parsed=None if completion is None or reply.used_tools else reply.answer is not None,
             repair=repair,
-            error=error,
+            error=reply.error,
             attempt=self.attempt,
+            rule=reply.rule,
         )
         self.context.observe(call)

@@ -17,7 +17,8 @@ class ModelCall:
     `visit` counts the role's visits in the graph from 1 (2 and more are revisions), `step` the calls within the visit.
     `parsed` is True or False when the answer was read as the role's schema, None when it was a tool call.
     `repair` marks the one repair request after an answer that did not validate. `attempt` counts the attempts at one
-    visit from 1: a retriable model error starts the visit again, with the same visit and step numbers.
+    visit from 1: a retriable model error starts the visit again, with the same visit and step numbers. `rule`: the hard
+    rule that the answer broke (`society.rules`).
     """
 
     role: str
@@ -34,6 +35,7 @@ class ModelCall:
     repair: bool
     error: str | None = None
     attempt: int = 1
+    rule: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class ToolUse:
     `valid`: the role has the tool, the arguments fit and the role's limit allowed the call. `ok`: it gave a result.
     `arguments` is canonical JSON (sorted keys, no spaces) if the model wrote a JSON object, so equal calls are equal
     strings; otherwise it is the raw text. `results` holds the ids of the passages found. `attempt`: as in `ModelCall`.
+    `fault`: the kind of fault that an evaluation put in the tool's place. `rule`: the hard rule that the call broke, so
+    that it was refused.
     """
 
     role: str
@@ -56,6 +60,8 @@ class ToolUse:
     error: str | None
     seconds: float
     attempt: int = 1
+    fault: str | None = None
+    rule: str | None = None
 
 
 CallRecord = ModelCall | ToolUse
@@ -80,7 +86,11 @@ def no_observer(record: CallRecord) -> None:
 
 
 def count(records: Sequence[CallRecord]) -> dict[str, int]:
-    """Totals of one run of the society: calls, tokens, tool calls, repairs and failures."""
+    """Totals of one run of the society: calls, tokens, tool calls, repairs, failures, and broken hard rules.
+
+    Where an evaluation put faults into tools, also "faults/<tool>/<kind>", and of these "recovered/<tool>/<kind>": a
+    later call of the visit gave the role passages after all.
+    """
     calls = [record for record in records if isinstance(record, ModelCall)]
     tools = [record for record in records if isinstance(record, ToolUse)]
     return {
@@ -94,7 +104,21 @@ def count(records: Sequence[CallRecord]) -> dict[str, int]:
         "tool_calls": len(tools),
         "invalid_tool_calls": sum(not use.valid for use in tools),
         "failed_tool_calls": sum(not use.ok for use in tools),
+        "broken_rules": sum(record.rule is not None for record in records),
+        **_faults(tools),
     }
+
+
+def _faults(uses: Sequence[ToolUse]) -> Counter[str]:
+    """The faults among tool calls, by tool and kind, and those that the visit recovered from."""
+    faults = Counter[str]()
+    for number, use in enumerate(uses):
+        if use.fault is not None:
+            faults[f"faults/{use.tool}/{use.fault}"] += 1
+            visit = use.role, use.visit, use.attempt
+            later = (other for other in uses[number + 1 :] if (other.role, other.visit, other.attempt) == visit)
+            faults[f"recovered/{use.tool}/{use.fault}"] += any(other.results and not other.fault for other in later)
+    return faults
 
 
 def tokens(records: Sequence[CallRecord]) -> dict[str, dict[str, int]]:

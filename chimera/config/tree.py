@@ -1,5 +1,6 @@
 """The configuration: one frozen, typed tree. Every key has an effect; unknown keys are errors."""
 
+import hashlib
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -76,6 +77,10 @@ class Config(ConfigSection):
         for role, slot in self.roles.slots().items():
             if slot not in self.models:
                 raise ValueError(f"roles.{role}.model is {slot!r}, {_near(slot, self.models)}")
+        more = {f"society.fallback.{name}": slot for name, slot in self.society.fallback.items()}
+        for key, slot in (*more.items(), *(("rollouts.judges", slot) for slot in self.rollouts.judges)):
+            if slot not in self.models:
+                raise ValueError(f"{key} names {slot!r}, {_near(slot, self.models)}")
         for name, phase in self.pipeline.items():
             for slot in phase.asks():
                 if slot not in self.models:
@@ -102,9 +107,14 @@ class Config(ConfigSection):
         """The slot whose model plays `role`."""
         return self.roles.slots()[role]
 
+    def judge_of(self, task_id: str) -> str:
+        """The slot whose model judges work on a task: always the same, and each of the judges as often."""
+        judges = (self.slot(JUDGE), *self.rollouts.judges)
+        return judges[int.from_bytes(hashlib.sha256(task_id.encode()).digest()[:4], "big") % len(judges)]
+
     def used(self) -> dict[str, ModelConfig]:
-        """The slots that roles use."""
-        playing = set(self.roles.slots().values())
+        """The slots that roles use, those of second models too."""
+        playing = {*self.roles.slots().values(), *self.society.fallback.values(), *self.rollouts.judges}
         return {name: model for name, model in self.models.items() if name in playing}
 
     def served(self) -> dict[str, ModelConfig]:
@@ -134,8 +144,9 @@ class Config(ConfigSection):
         return {name: rank for name, rank in ranks.items() if rank}
 
     def secret_names(self) -> tuple[str, ...]:
-        """The environment variables that models, MCP servers and the collector of telemetry name."""
-        keys = [*(model.api_key_env for model in self.models.values()), self.telemetry.headers_env]
+        """The environment variables that models, judges, MCP servers and the collector of telemetry name."""
+        models = (*self.models.values(), self.evaluation.auditor)
+        keys = [*(model.api_key_env for model in models), self.telemetry.headers_env]
         return tuple(sorted({*filter(None, keys), *self.tools.secret_names()}))
 
     def idle(self) -> Mapping[str, str]:
@@ -378,6 +389,12 @@ def _check_players(config: Config) -> None:
             raise ConfigError(
                 f"models.{slot}.kind=rubric cannot work for {role}: a rubric grades what others wrote; "
                 "set it to embedded or endpoint"
+            )
+    for name, slot in config.society.fallback.items():
+        if config.models[slot].kind == "rubric":
+            raise ConfigError(
+                f"society.fallback.{name}={slot} cannot work: a rubric is nobody's second model; "
+                "name an endpoint or embedded model"
             )
     decider = config.slot(DECIDER)
     if config.models[decider].kind == "rubric" and not config.society.graph.reviewed:

@@ -69,7 +69,7 @@ class Secrets(Mapping[str, str]):
 
 
 def load_secrets(names: Iterable[str] = (), *, env_file: Path | str = ".env") -> Secrets:
-    """Read the known secrets and those in `names` (see `api_key_names`); `redact` hides them from now on.
+    """Read the known secrets and those in `names`; `redact` hides them from now on.
 
     The environment overrides `env_file`. `READ_BY_LIBRARIES` are copied from the file to the environment. Empty values
     count as unset, and other names in the file are ignored.
@@ -94,11 +94,6 @@ def load_secrets(names: Iterable[str] = (), *, env_file: Path | str = ".env") ->
         if name in READ_BY_LIBRARIES:
             os.environ[name] = value
     return Secrets(values)
-
-
-def api_key_names(models: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
-    """The environment variables that a dumped `models` section names, for `load_secrets`."""
-    return tuple(sorted({entry["api_key_env"] for entry in models.values() if entry.get("api_key_env")}))
 
 
 class Redactor:

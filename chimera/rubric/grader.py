@@ -5,6 +5,7 @@ role's prompt, never a label, and the same payload always gives the same answer.
 """
 
 from collections.abc import Callable, Mapping
+from statistics import fmean
 from typing import Any
 
 from chimera.rubric.judge import judge
@@ -15,8 +16,14 @@ GRADERS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "SafetyReview": safety_review,
     "FinalDecision": final_decision,
     "Judgement": judge,
+    "RelativeJudgement": lambda payload: {"scores": [_overall({**payload, **work}) for work in payload["works"]]},
 }
 """The grader of each kind of answer, by the name of the JSON schema in the request."""
+
+
+def _overall(work: Mapping[str, Any]) -> float:
+    """The mean of the judge's scores, so that it does not depend on what a work is compared with."""
+    return round(fmean(judge(work).values()), 4)
 
 
 def grade(schema_name: str, payload: Mapping[str, Any]) -> dict[str, Any]:

@@ -165,7 +165,15 @@ class Conductor:
         with self.progress.phase(own_phase(self.plan.split, stage), len(inputs), stage.versions, table=False):
             learned = live.society()
             jobs = [
-                Job(new_id("ev"), rollout_input, model.endpoints, stage.versions, live.selector, learned=learned)
+                Job(
+                    new_id("ev"),
+                    rollout_input,
+                    model.endpoints,
+                    stage.versions,
+                    live.selector,
+                    learned=learned,
+                    faults=stage.faults,
+                )
                 for rollout_input in inputs
             ]
             # Close the rollouts before the model: rollouts in progress must not fail on a closed model.

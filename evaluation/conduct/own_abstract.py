@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from agents.context import Tools
+from agents.tools.result import ToolResult
 from agents.tools.text.excerpts import excerpt
 from agents.tools.text.passages import DocumentLike, Passage, clean
-from agents.tools.toolbox import ToolResult
 from chimera.config.roles import LITERATURE
 from chimera.core.types import Brief
 

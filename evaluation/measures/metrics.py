@@ -85,6 +85,7 @@ def metrics_of(config: Config) -> list[Metric]:
         Metric("revisions", "revision loops", "count", 0, False, _of_result(_revisions)),
         _count("repairs", "answers asked for again", -1),
         _count("refused_answers", "answers that a model's server refused", -1),
+        _count("broken_rules", "calls and answers against a hard rule", -1),
         _count("prompt_tokens", "tokens read", 0),
         _count("completion_tokens", "tokens written", 0),
         Metric(LATENCY, "latency", "seconds", -1, False, lambda record: record.seconds),

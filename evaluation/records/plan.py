@@ -83,9 +83,13 @@ def rolled_back(run: Run) -> list[str]:
 
 
 def choose_stages(
-    run: Run, names: str | None, contributions: Contributions = "none", temperature: float | None = None
+    run: Run,
+    names: str | None,
+    contributions: Contributions = "none",
+    temperature: float | None = None,
+    faults: float = 0.0,
 ) -> tuple[Stage, ...]:
-    """The stages to evaluate, in the order of `stages_of`.
+    """The stages to evaluate, in the order of `stages_of`; then the last of the sequence with failing tools, if asked.
 
     Args:
         names: Names separated by commas; None: the stages of the sequence. "all" names the stages around it too. The
@@ -93,6 +97,7 @@ def choose_stages(
             different runs can be compared.
         contributions: `evaluation.contributions`: adds the stages that it needs.
         temperature: `evaluation.temperature`.
+        faults: `evaluation.faults`.
 
     Raises:
         ConfigError: A name is unknown or was rolled back, the list is empty, or there are too many phases for all their
@@ -110,6 +115,11 @@ def choose_stages(
             replace(stage, name=FINAL, title=f"final ({stage.title})") if stage.name == last else stage
             for stage in chosen
         ]
+    if faults:
+        end = next(stage for stage in stages if stage.name == last)
+        share = f"{100 * faults:g}"
+        title = f"{end.title}, {share} % of tool calls failing"
+        chosen.append(replace(end, name=f"faults-{share}", own_name="", title=title, kind="faults", faults=faults))
     return tuple(replace(stage, temperature=temperature) for stage in chosen)
 
 

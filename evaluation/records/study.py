@@ -20,7 +20,7 @@ from evaluation.records.repairs import Examined
 from evaluation.records.rollouts import RolloutRecord
 
 Split = Literal["val", "test"]
-Kind = Literal["sequence", "alone", "left out", "at base", "coalition"]
+Kind = Literal["sequence", "alone", "left out", "at base", "coalition", "faults"]
 SPLITS: Mapping[Split, str] = {"val": "validation", "test": "test"}
 """What readers call a split's tasks."""
 BASE = "base"
@@ -55,11 +55,12 @@ class Stage:
             is "final" if it was asked for by this name.
         kind: "sequence" for a stage that was live during the run, "alone" for a single policy on the base, "left out"
             for the last stage without one phase, "at base" for the last stage with one place as it was at the start,
-            "coalition" for any others. The first that fits counts.
+            "faults" for the last stage with failing tools, "coalition" for any others. The first that fits counts.
         policies: The learned policies. Places without one are in the state in which the run began.
         versions: The policy versions that its rollouts must have, by logical model and under "selection".
         own_name: Its name in the run, never "final". Its rollouts are recorded under it.
         temperature: At which the society's models are sampled; None for each slot's own.
+        faults: Share of tool calls that fail (`evaluation.rollout.faults`).
     """
 
     name: str
@@ -69,6 +70,7 @@ class Stage:
     versions: Mapping[str, str]
     own_name: str = ""
     temperature: float | None = None
+    faults: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "own_name", self.own_name or self.name)
@@ -108,9 +110,9 @@ class Plan:
 
     @property
     def final(self) -> Stage:
-        """The last stage of the sequence, or the last of all stages if the sequence has only one."""
+        """The last stage of the sequence, or the last of all whose tools work if the sequence has only one."""
         sequence = [stage for stage in self.stages if stage.kind == "sequence"]
-        return sequence[-1] if len(sequence) > 1 else self.stages[-1]
+        return sequence[-1] if len(sequence) > 1 else [stage for stage in self.stages if not stage.faults][-1]
 
     @property
     def alone(self) -> list[Stage]:

@@ -19,6 +19,7 @@ from evaluation.baselines import simple as baselines
 from evaluation.baselines import standing
 from evaluation.causes import shapley
 from evaluation.causes.blame import blame
+from evaluation.causes.faults import faults
 from evaluation.causes.lost import first_wrong_step, lost, recorded_steps
 from evaluation.measures import families, official
 from evaluation.measures.comparison import (
@@ -119,6 +120,7 @@ def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
             if (loss := lost(answers)) is not None
         },
         "blame": blame(study),
+        "faults": faults(study),
         "baselines": _baselines(study),
         "work": standing.work(study),
         "standing": standing.beside(study),
@@ -137,14 +139,15 @@ def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
 
 def stage_pairs(plan: Plan) -> list[tuple[str, str]]:
     """The pairs of stages to compare: each of the sequence with the one before it, the first with those, with each
-    phase alone and with the last, and each stage that lacks one phase, or one place's policy, with the one that has
-    all."""
+    phase alone and with the last, each stage that lacks one phase, or one place's policy, with the one that has all,
+    and the last with itself while tools fail."""
     sequence = [stage.name for stage in plan.stages if stage.kind == "sequence"]
     first, *others = plan.stages
     compared = [other.name for other in others if other.kind in ("sequence", "alone") or other == plan.final]
     whole = [*_left_out(plan).values(), *_at_base(plan).values()]
     without = ((before.name, after.name) for before, after in whole)
-    return list(dict.fromkeys([*pairwise(sequence), *((first.name, name) for name in compared), *without]))
+    faulty = ((plan.final.name, stage.name) for stage in plan.stages if stage.faults)
+    return list(dict.fromkeys([*pairwise(sequence), *((first.name, name) for name in compared), *without, *faulty]))
 
 
 def compare_all(study: Study) -> dict[str, dict[str, Comparison]]:
@@ -284,10 +287,12 @@ def _ablation(plan: Plan, compared: Comparisons, config: Config) -> list[dict[st
         rows.append(_row(phase, new, "sequence", f"{before.name}:{stage.name}"))
     base = plan.stages[0]
     for stage in plan.stages[1:]:
-        if not base.policies and len(stage.policies) == 1:
+        if not base.policies and len(stage.policies) == 1 and not stage.faults:
             phase = stage.own_name.removeprefix(ALONE)
             rows.append(_row(phase, [stage.policies[0].target], "alone", f"{base.name}:{stage.name}"))
-    if config.evaluation.contributions != "none" or any(stage.kind != "sequence" for stage in plan.stages):
+    if config.evaluation.contributions != "none" or any(
+        stage.kind not in ("sequence", "faults") for stage in plan.stages
+    ):
         for phase, (before, after) in _left_out(plan).items():
             rows.append(_row(phase, [plan.learned[phase].target], "left out", f"{before.name}:{after.name}"))
         for place, (before, after) in _at_base(plan).items():

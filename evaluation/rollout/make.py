@@ -14,13 +14,13 @@ from agents.context import AS_CONFIGURED, LearnedSociety, Selector, Tools
 from agents.society import Society
 from agents.state import ResearchState
 from agents.visit.record import CallRecord, by_visit, count, dump, tokens, tool_calls
-from chimera.config.roles import JUDGE
 from chimera.config.tree import Config
 from chimera.core.errors import ChimeraError, RateLimitError, RoleError
 from chimera.core.rate_limits import TimeLimit
 from chimera.run.directory import Run
 from chimera.serving.client import Completion, Model
 from evaluation.records.rollouts import Outcome, RolloutInput, RolloutRecord
+from evaluation.rollout.faults import FaultyTools
 from evaluation.scores.judge import Judge
 from evaluation.scores.rewards import Reward, compute_reward
 from evaluation.telemetry.sender import recorded
@@ -71,12 +71,13 @@ class RolloutMaker:
         self._tokens = (0, 0)
         self._weights: dict[str, set[str]] = {}
         self._refused: RateLimitError | None = None
+        self._tools = FaultyTools(toolbox)
         self._society = Society(
             self,
-            toolbox,
+            self._tools,
             config.society,
             config.roles,
-            evaluate=Judge(self, config.slot(JUDGE)).evaluate,
+            evaluate=Judge(self, config.judge_of).evaluate,
             operation=self._operation,
             observe=self._observe,
         )
@@ -87,6 +88,7 @@ class RolloutMaker:
         selector: Callable[[], Selector],
         start: Start | None = None,
         learned: LearnedSociety = AS_CONFIGURED,
+        faults: float = 0.0,
     ) -> EndedRollout:
         """Run the society on one task; whatever fails is this rollout's outcome.
 
@@ -96,7 +98,9 @@ class RolloutMaker:
             start: Where the society begins; None for the whole task. The reward is that of the whole task, all
                 counts are of what is done now.
             learned: What was learned for the society as a whole.
+            faults: Share of tool calls that fail.
         """
+        self._tools.begin(rollout_input.seed, faults)
         self._records, self._tokens, self._weights, self._refused = [], (0, 0), {}, None
         started = time.perf_counter()
         try:

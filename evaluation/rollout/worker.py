@@ -40,6 +40,7 @@ class Job:
         start: Where the society begins; None for the whole task.
         mode: "train" for rollouts to learn from, "val" for held-out tasks.
         learned: What was learned for the society as a whole.
+        faults: Share of tool calls that fail.
     """
 
     rollout_id: str
@@ -51,6 +52,7 @@ class Job:
     start: Start | None = None
     mode: Literal["train", "val"] = "val"
     learned: LearnedSociety = AS_CONFIGURED
+    faults: float = 0.0
 
 
 class Worker(Protocol):
@@ -79,7 +81,7 @@ class SocietyWorker:
     async def rollout(self, job: Job) -> Result:
         """See `Worker.rollout`."""
         self._transport.begin(job)
-        ended = await self._maker.make(job.input, job.selector, job.start, job.learned)
+        ended = await self._maker.make(job.input, job.selector, job.start, job.learned, job.faults)
         if (gone := _unreachable(ended.failure)) is not None:
             raise gone from ended.failure
         trace = self._transport.finish(ended)

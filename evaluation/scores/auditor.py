@@ -5,10 +5,11 @@ grew under the first judge also grew under another.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
-from chimera.serving.client import Model
+from chimera.config.tree import Config
+from chimera.serving.client import HttpModel, Model
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import Judged
 from evaluation.scores.checklist import checklist
@@ -21,11 +22,34 @@ Scorer = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Auditor:
-    """A judge that scores recorded work."""
+    """A judge that scores recorded work. `client` is what reaches its model, if it has one of its own."""
 
     judge: Literal["judge", "auditor"]
     model: str
     scorer: Scorer
+    client: HttpModel | None = None
+
+    @classmethod
+    def configured(cls, config: Config, secrets: Mapping[str, str]) -> Self | None:
+        """The second judge of `evaluation.auditor`; None if there is none. Close it.
+
+        Raises:
+            ConfigError: Its key is missing.
+        """
+        settings = config.evaluation.auditor
+        if settings.kind != "endpoint":
+            return cls.of_checklist() if settings.kind == "checklist" else None
+        from chimera.config.sections.models import ModelConfig
+        from chimera.serving.process import user_endpoint
+
+        endpoint = user_endpoint("evaluation.auditor", ModelConfig(**settings.model_dump()), secrets)
+        rollouts = config.rollouts
+        client = HttpModel({AUDITOR: endpoint}, max_retries=rollouts.retries, pause_s=rollouts.pause_s)
+        return replace(cls.of_model(client, str(settings.name)), client=client)
+
+    async def aclose(self) -> None:
+        if self.client is not None:
+            await self.client.aclose()
 
     @classmethod
     def of_checklist(cls) -> Self:

@@ -5,7 +5,7 @@ instruction of ours. The prompt says that pleas count against the protocol. If a
 the error says why. No score is invented.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -70,9 +70,10 @@ ROLE = Role(JUDGE, PROMPT, Judgement)
 class Judge:
     """Scores finished states. `evaluate` is an `agents.context.Evaluator`."""
 
-    def __init__(self, model: Model, slot: str) -> None:
+    def __init__(self, model: Model, slot: str | Callable[[str], str]) -> None:
+        """`slot` judges; or a function that gives the slot for a task's id (`Config.judge_of`)."""
         self._model = model
-        self._slot = slot
+        self._slot_of = (lambda task: slot) if isinstance(slot, str) else slot
 
     async def evaluate(self, state: Mapping[str, Any], brief: Brief) -> dict[str, Any]:
         """{"scores": {criterion: score or None}, "error": None or why the scores are missing}.
@@ -81,22 +82,22 @@ class Judge:
         fails, all scores are None.
         """
         try:
-            return await self.score(finished_work(state, sources_seen(state["messages"]), brief.goal))
+            return await self.score(finished_work(state, sources_seen(state["messages"]), brief.goal), brief.id)
         except UnreachableError as error:
             return _failed(error)
 
-    async def score(self, work: Mapping[str, Any]) -> dict[str, Any]:
-        """Like `evaluate`, for the result of `finished_work`.
+    async def score(self, work: Mapping[str, Any], task_id: str = "") -> dict[str, Any]:
+        """Like `evaluate`, for the result of `finished_work` on a task.
 
         Raises:
             UnreachableError: The model's server cannot be reached, so there is no judgement.
         """
-        goal: str = work["goal"]
+        goal, slot = work["goal"], self._slot_of(task_id)
         messages = opening(ROLE, goal, **{key: value for key, value in work.items() if key != "goal"})
         fault = ""
         for _ in ("answer", "repair"):
             try:
-                completion = await self._model.complete(self._slot, messages, response_format=response_format(ROLE))
+                completion = await self._model.complete(slot, messages, response_format=response_format(ROLE))
             except UnreachableError:
                 raise
             except ModelError as error:

@@ -5,6 +5,7 @@
           + parsed x share of answers that were readable at the first attempt
           + call_valid x valid tool calls + tool_succeeded x successful tool calls      (at most three each)
           + repeated_call x repeats + unverifiable_quote x final quotes in no source + overlong x [an answer was cut]
+          + broken_rule x calls and answers against a hard rule
 
 A part with weight 0 is left out. If a judge score is missing, its part and the total are None: the rollout is kept, but
 no policy learns from it. A failed rollout has no reward, never zero.
@@ -107,6 +108,7 @@ def _signals(state: Mapping[str, Any], records: Sequence[CallRecord], task: Rese
         "repeated_call": float(_repeats(tools)),
         "unverifiable_quote": float(len(missing_quotes(state["refined_hypothesis"]["evidence"], sources))),
         "overlong": float(any(call.finish_reason == "length" for call in answers)),
+        "broken_rule": float(sum(record.rule is not None for record in records)),
     }
 
 

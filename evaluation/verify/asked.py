@@ -55,7 +55,7 @@ class AskedEvaluation:
         Raises:
             ChimeraError: There are no such tasks or stages, or the run has learned from the tasks.
         """
-        stages = choose_stages(run, self.stages, settings.contributions, settings.temperature)
+        stages = choose_stages(run, self.stages, settings.contributions, settings.temperature, settings.faults)
         trained = run.config
         config = trained.model_copy(update={"data": DataConfig.model_validate(dict(self.data))})
         trained_dataset = load(trained.data)

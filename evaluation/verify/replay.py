@@ -16,11 +16,11 @@ from agents.context import Candidates, Choice, SupervisorChoice
 from agents.policies.society import of_versions
 from agents.society import Society
 from agents.state import ResearchState
-from agents.tools.toolbox import Passage, ToolResult
+from agents.tools.result import ToolResult
+from agents.tools.text.passages import Passage
 from agents.visit.prompting import canonical, payload_of
 from agents.visit.quoting import passage_text
 from agents.visit.record import CallRecord
-from chimera.config.roles import JUDGE
 from chimera.config.tree import Config
 from chimera.core.errors import ChimeraError, ModelError, RunError
 from chimera.core.types import Brief, ResearchTask
@@ -66,7 +66,7 @@ class Replay:
             self,
             config.society,
             config.roles,
-            evaluate=Judge(self, config.slot(JUDGE)).evaluate,
+            evaluate=Judge(self, config.judge_of).evaluate,
             operation=self._operation,
             observe=self._observe,
         )

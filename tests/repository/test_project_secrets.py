@@ -22,7 +22,6 @@ from chimera.core.secrets import (
     RedactingFilter,
     Redactor,
     Secrets,
-    api_key_names,
     load_secrets,
     protect_logging,
     redact,
@@ -57,7 +56,7 @@ def test_the_environment_wins_over_the_file_and_empty_values_are_unset(clean: Pa
 def test_only_known_names_and_those_of_the_models_are_read(clean: Path, monkeypatch: pytest.MonkeyPatch):
     (clean / ".env").write_text("MY_SERVER_KEY=my-server-key\nOTHER=other-value\n")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-for-us")
-    names = api_key_names({"junior": {"api_key_env": "MY_SERVER_KEY"}, "board": {"api_key_env": None}})
+    names = ("MY_SERVER_KEY",)
     assert dict(load_secrets()) == {}
     assert dict(load_secrets(names)) == {"MY_SERVER_KEY": "my-server-key"}
 

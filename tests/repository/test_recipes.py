@@ -83,6 +83,15 @@ def test_what_learns_without_weights_is_checked_and_says_what_it_takes(checkout)
     assert "gepa takes at most 150 rollouts" in printed
 
 
+def test_a_guarded_society_runs_and_says_how_it_fares_while_tools_fail(checkout):
+    train, evaluate = recipe("docs/extending.md", "Guard it", checkout)
+    kit.run(train, checkout, *SMALLER)
+    kit.run(evaluate, checkout, "evaluation.self_consistency=false")
+    report = (checkout / "runs" / "guarded" / "report" / "report.md").read_text(encoding="utf-8")
+    assert "## When tools fail" in report
+    assert {one["outputs"]["final_veto"] for one in rollouts(checkout, "guarded")} == {None}
+
+
 def test_a_junior_that_is_added_proposes(checkout):
     (ask,) = recipe("docs/extending.md", "Add a junior", checkout)
     assert re.search(r"Epidemiologist: (yes|no|maybe)", kit.run(ask, checkout))

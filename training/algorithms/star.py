@@ -144,7 +144,7 @@ async def hinted(bench: Bench, values: Values, state: State, k: int, version: st
     draws = [random.Random(f"{bench.config.seed}/{HINT}/{state.name}/{number}").getrandbits(31) for number in range(k)]
     completions = await asyncio.gather(*(bench.ask(slot, messages, seed=seed, **offered) for seed in draws))
     answers = [call.answered(completion) for completion in completions if completion.weights_version == version]
-    worths = await asyncio.gather(*(values.of(state, answer) for answer in answers))
+    worths = await values.of_group(state, answers)
     valued_answers = [Valued(answer, worth) for answer, worth in zip(answers, worths, strict=True) if worth is not None]
     return AnswerGroup(
         state, tuple(valued_answers), {"stale": k - len(answers), "unvalued": len(answers) - len(valued_answers)}

@@ -31,6 +31,7 @@ from evaluation.rollout.live import Live
 from evaluation.rollout.make import Start
 from evaluation.rollout.silent_tools import Watch
 from evaluation.rollout.worker import Job, SocietyWorker, Worker
+from evaluation.scores.auditor import Auditor
 from evaluation.traces.spans import Span
 from training.lab.agent import LightningWorker, open_store
 from training.lab.candidates import Beside, ServedCandidates, phase_of
@@ -127,6 +128,10 @@ class Lab:
         self.servers.check()
         if self._cluster is not None:
             self._cluster.check()
+
+    def second_judge(self) -> Auditor | None:
+        """The judge that no reward uses; None if there is none; close it. Raises ConfigError if its key is missing."""
+        return Auditor.configured(self.config, self._secrets)
 
     async def put_live(self, policy: Policy) -> None:
         """Have rollouts that begin from now on use `policy`.

@@ -85,7 +85,8 @@ class HierarchicalTraceAdapter(agl.TraceAdapter[list[agl.Triplet]]):
         """The calls of `roles` as token-exact actions with their immediate rewards, in the order of the calls.
 
         An answer earns `parsed` if it was readable at the first attempt. A request for tools earns
-        `rewards.call_reward` of each of its tool calls (of the first three).
+        `rewards.call_reward` of each of its tool calls (of the first three). What a role's second model answered
+        (`society.fallback`) is left out.
 
         Raises:
             RunError: A call has no token ids, or its exchange is not in the trace.
@@ -101,7 +102,9 @@ class HierarchicalTraceAdapter(agl.TraceAdapter[list[agl.Triplet]]):
                 visit = str(span.attributes["role"]), _number(span, "visit")
                 last_try[visit] = max(last_try.get(visit, 0), _number(span, "attempt"))
         calls: list[Call] = []
-        for call in _token_calls(spans, roles, attempt_id):
+        players = {str(span.attributes["role"]): span.attributes.get("model") for span, _ in visits(spans)}
+        others = {name for name, record in records.items() if record.model != players.get(record.role, record.model)}
+        for call in _token_calls(spans, roles, attempt_id, others):
             if (record := records.get(call.response_id)) is None:
                 raise RunError(
                     f"rollout {spans[0].rollout_id}: its outcome does not mention the answer "
@@ -193,14 +196,16 @@ def _last_attempt(spans: Sequence[SpanLike]) -> str | None:
     return None if last is None else last.attempt_id
 
 
-def _token_calls(spans: Sequence[SpanLike], roles: Collection[str], attempt_id: str) -> list[TracedCall]:
-    """All calls of `roles` in one attempt. Each must have token ids."""
-    calls = model_calls(spans, roles=roles, attempt_id=attempt_id)
+def _token_calls(
+    spans: Sequence[SpanLike], roles: Collection[str], attempt_id: str, others: Collection[str] = ()
+) -> list[TracedCall]:
+    """All calls of `roles` in one attempt, without responses of `others`. Each must have token ids."""
+    calls = [call for call in model_calls(spans, roles=roles, attempt_id=attempt_id) if call.response_id not in others]
     traced = {call.response_id for call in calls}
     for span, responses in visits(spans):
         if span.attempt_id == attempt_id and span.attributes["role"] in roles:
             for response in responses:
-                if response not in traced:
+                if response not in traced and response not in others:
                     raise RunError(
                         f"rollout {span.rollout_id}: the answer {response!r} to {span.attributes['role']} has no "
                         "exchange of its own in the trace: leave out rollouts with untraced calls, and if there are "

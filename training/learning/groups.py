@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import correlation, fmean
 from typing import Literal
 
 from pydantic import Field
@@ -13,7 +13,7 @@ from chimera.config.pipeline import PhaseSettings
 from training.learning.base import Bench
 from training.learning.experience import Call
 from training.learning.states import State
-from training.learning.values import Values, Worth
+from training.learning.values import RELATIVE, Values, Worth
 
 
 class BranchSettings(PhaseSettings):
@@ -89,7 +89,7 @@ async def grow(
     async def group(state: State) -> AnswerGroup:
         drawn = await bench.branch(state.call, k, seed=seed)
         answers = [call for call in drawn if call.weights_version == version]
-        worths = await asyncio.gather(*(values.of(state, call) for call in answers))
+        worths = await values.of_group(state, answers)
         valued_answers = [Valued(call, worth) for call, worth in zip(answers, worths, strict=True) if worth is not None]
         nonlocal done
         done += 1
@@ -120,4 +120,18 @@ def group_figures(groups: Sequence[AnswerGroup]) -> dict[str, float]:
         **{f"branches/how/{how}": count for how, count in Counter(valued.worth.how for valued in answers).items()},
         **({"branches/value": fmean(valued.worth.value for valued in answers)} if answers else {}),
         **{f"branches/parts/{name}": fmean(amounts) for name, amounts in parts.items()},
+        **_about_judge(answers),
     }
+
+
+def _about_judge(answers: Sequence[Valued]) -> dict[str, float]:
+    """Of the relative judge how far its scores change with an answer's place, and how they go with its length."""
+    compared = [valued for valued in answers if valued.worth.moved is not None]
+    if len(compared) < 2:
+        return {}
+    moved = fmean(valued.worth.moved or 0.0 for valued in compared)
+    lengths = [len(valued.call.answer.model_dump_json()) if valued.call.answer else 0 for valued in compared]
+    scores = [valued.worth.parts[RELATIVE] for valued in compared]
+    varies = len(set(lengths)) > 1 and len(set(scores)) > 1
+    length = {"branches/judge/length": correlation(lengths, scores)} if varies else {}
+    return {"branches/judge/place": moved, **length}

@@ -1,15 +1,18 @@
 """What another answer of a role is worth: the parts of the reward that the role earns, weighted.
 
-    direct   from the answer itself: is it right, are its quotes true, what would the deterministic judge say
+    direct   from the answer itself: is it right, are its quotes true, what would the deterministic judge say, and, as
+             the part `relative`, what does the judge say of all answers to the state beside each other
     replay   from the society: the rest of the graph runs with this answer in place of the recorded one
 
 An answer's own `alignment` is the society's when the rubric is the principal investigator and the refiner gives the
 answer, because the rubric takes it over. For a junior it is what its hypothesis is worth if it is chosen.
 """
 
+import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from agents.roles import DESIGNER, PEER_REVIEWER, REFINER, ROLES, SUPERVISOR
@@ -22,16 +25,19 @@ from chimera.core.errors import ConfigError
 from chimera.core.quotes import missing_quotes
 from chimera.rubric.judge import judge
 from evaluation.scores.judge import finished_work
+from evaluation.scores.relative import relative
 from training.learning.base import Bench, PhasePlan
 from training.learning.experience import Call
 from training.learning.states import State
 
 How = Literal["direct", "replay"]
+RELATIVE = "relative"
+"""The part that the judge gives to answers to one state beside each other (`evaluation.scores.relative`)."""
 OWN: Mapping[type[Answer], tuple[str, ...]] = {
-    Hypothesis: ("alignment", "groundedness", "unverifiable_quote", "parsed"),
-    ExperimentProtocol: ("novelty", "feasibility", "impact", "clarity", "efficiency", "parsed"),
+    Hypothesis: ("alignment", "groundedness", "unverifiable_quote", "parsed", RELATIVE),
+    ExperimentProtocol: ("novelty", "feasibility", "impact", "clarity", "efficiency", "parsed", RELATIVE),
 }
-"""The parts that can be read from an answer itself."""
+"""The parts that can be read from an answer itself, or from the answers to one state beside each other."""
 JUDGED = frozenset({"novelty", "feasibility", "impact", "clarity", "groundedness", "efficiency"})
 NEXT: Mapping[str, str] = {**dict.fromkeys(JUNIORS, SUPERVISOR), REFINER: DESIGNER, DESIGNER: PEER_REVIEWER}
 """Where a replay begins: the role that works with the answer."""
@@ -44,11 +50,13 @@ class Worth:
     Attributes:
         value: The sum of the parts.
         parts: Each part with its weight.
+        moved: How far the relative judge's score changed with the answer's place; None where it did not judge.
     """
 
     value: float
     parts: Mapping[str, float]
     how: How
+    moved: float | None = None
 
 
 def check_reward(plan: PhasePlan, weights: Mapping[str, float], reward: RewardConfig) -> None:
@@ -135,6 +143,30 @@ class Values:
         self._how: How = how
         self._bench = bench
 
+    async def of_group(self, state: State, answers: Sequence[Call]) -> list[Worth | None]:
+        """The worth of each of several answers to `state`, as `of` gives it.
+
+        With the part `relative`, the judge compares those that can be read. One that it gives no score has no worth.
+        """
+        worths = list(await asyncio.gather(*(self.of(state, answer) for answer in answers)))
+        works = {
+            number: _work(state, answer, _read(call))
+            for number, call in enumerate(answers)
+            if worths[number] is not None and (answer := call.answer) is not None
+        }
+        if RELATIVE not in self._weights or not works:
+            return worths
+        slot = self._bench.config.judge_of(state.episode.record.task_id)
+        placed = await relative(partial(self._bench.ask, slot), list(works.values()), seed=self._bench.config.seed)
+        for number, place in zip(works, placed, strict=True):
+            worth = worths[number]
+            if worth is None or place is None:
+                worths[number] = None
+                continue
+            parts = {**worth.parts, RELATIVE: self._weights[RELATIVE] * place.score}
+            worths[number] = Worth(math.fsum(parts.values()), parts, worth.how, place.moved)
+        return worths
+
     async def of(self, state: State, answered: Call) -> Worth | None:
         """The worth of one answer to `state`; None if it has none: it asks for a tool, or the replay has no reward.
 
@@ -146,8 +178,9 @@ class Values:
         if answer is None:
             return Worth(0.0, dict.fromkeys(self._weights, 0.0), self._how)
         if self._how == "direct":
-            amounts = own_parts(state, answered, answer, self._weights)
-            parts = {name: weight * amounts[name] for name, weight in self._weights.items()}
+            weights = {name: weight for name, weight in self._weights.items() if name != RELATIVE}
+            amounts = own_parts(state, answered, answer, weights)
+            parts = {name: weight * amounts[name] for name, weight in weights.items()}
             return Worth(math.fsum(parts.values()), parts, "direct")
         at = NEXT[state.call.role]
         record = (await self._bench.replay(state.episode, at=at, instead=replaced(state, answer))).record
@@ -162,9 +195,7 @@ def own_parts(state: State, answered: Call, answer: Answer, names: Mapping[str, 
 
     Judged parts are the deterministic judge's scores of the recorded work with this answer in its place.
     """
-    assert answered.asked is not None
-    record = state.episode.record
-    read = texts_read(answered.asked.messages)
+    record, read = state.episode.record, _read(answered)
     amounts = {
         "alignment": float(answer.stance == record.label),
         "unverifiable_quote": float(len(missing_quotes(answer.quotes, read))),
@@ -173,6 +204,12 @@ def own_parts(state: State, answered: Call, answer: Answer, names: Mapping[str, 
     if JUDGED & set(names):
         amounts |= judge(_work(state, answer, read))
     return {name: amounts[name] for name in names}
+
+
+def _read(answered: Call) -> list[str]:
+    """The passages that the role had read."""
+    assert answered.asked is not None
+    return texts_read(answered.asked.messages)
 
 
 def _work(state: State, answer: Answer, read: list[str]) -> dict[str, Any]:

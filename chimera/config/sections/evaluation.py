@@ -102,6 +102,13 @@ class EvaluationConfig(ConfigSection):
         "shapley all combinations of the phases that were kept (at most five). Each is one more stage of rollouts "
         "(three phases: 3 more for roles, 4 for around and shapley), so none is the default",
     )
+    faults: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="one more stage: the end with so large a share of its tool calls failing (time-outs, rate limits, "
+        "empty and unrelated results), to see whether the society recovers; 0: no such stage",
+    )
     blame: int = Field(
         default=0,
         ge=0,

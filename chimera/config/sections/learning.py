@@ -22,6 +22,11 @@ class GateConfig(ConfigSection):
         le=1e6,
         description="loss of mean reward that is rolled back; a smaller one is tolerated unless it is significant",
     )
+    alarm: Literal["warn", "refuse"] = Field(
+        default="warn",
+        description="what happens when the judge scores a new policy significantly higher and the second judge "
+        "(evaluation.auditor) significantly lower: it is said, or the policy is rolled back too",
+    )
     margin_alignment: float = Field(
         default=0.05, gt=0, lt=1, description="the same for the share of right answers: 0.05 is 5 points"
     )

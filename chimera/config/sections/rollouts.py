@@ -28,6 +28,9 @@ class RewardConfig(ConfigSection):
     repeated_call: Penalty = Field(default=-0.1, description="per identical repeated tool call")
     unverifiable_quote: Penalty = Field(default=-0.1, description="per final evidence sentence that no source contains")
     overlong: Penalty = Field(default=-0.1, description="when an answer was cut at its token limit")
+    broken_rule: Penalty = Field(
+        default=-1.0, description="per tool call or answer that broke a hard rule (society.rules)"
+    )
 
 
 class RolloutsConfig(ConfigSection):
@@ -39,6 +42,11 @@ class RolloutsConfig(ConfigSection):
     )
     actors: Annotated[int, When.equal("on", "ray")] = Field(
         default=8, ge=1, le=10_000, description="ray: processes, which share the rollouts at a time among them"
+    )
+    judges: tuple[str, ...] = Field(
+        default=(),
+        description="further slots that judge in turn with that of roles.Judge; one task always has the same judge, so "
+        "that answers to it compare. What training never uses is evaluation.auditor",
     )
     timeout_s: float = Field(
         default=300.0, gt=0, le=604_800, description="seconds after which a rollout counts as failed"

@@ -14,6 +14,29 @@ Quotes = Literal["read", "numbered", "free"]
 """How roles quote (`society.quotes`)."""
 
 
+RULES: dict[str, tuple[str, ...]] = {
+    "consent": (
+        "without consent",
+        "without informed consent",
+        "without their consent",
+        "without their knowledge",
+        "deceiv* participants",
+        "coerc* participants",
+    ),
+    "oversight": (
+        "without ethics approval",
+        "without ethical approval",
+        "bypass* the safety",
+        "bypass* the ethics",
+        "hide* from the safety",
+        "ignor* the safety officer",
+    ),
+    "harm": ("until death", "deliberately infect*", "intentionally infect*", "lethal dose to participants"),
+    "weapons": ("weaponi*", "nerve agent", "enhanc* transmissibility", "increas* transmissibility"),
+}
+"""The hard rules that hold unless a configuration says otherwise."""
+
+
 class Guidance(ConfigSection):
     """One role's guidance; empty fields change nothing.
 
@@ -61,6 +84,16 @@ class SocietyConfig(ConfigSection):
     )
     max_major_revisions: int = Field(default=1, ge=0, le=100, description="returns to the protocol designer")
     max_critical_revisions: int = Field(default=1, ge=0, le=100, description="returns to the hypothesis refiner")
+    rules: dict[str, tuple[str, ...]] = Field(
+        default={},
+        description="further hard rules, or others in place of consent, oversight, harm and weapons ([] for none): by "
+        "name phrases that no tool call and no protocol may hold, in any case; a word that ends in * may go on",
+    )
+    fallback: dict[str, str] = Field(
+        default={},
+        description="second models: by the names of roles and groups the slot that is asked where a role's answer "
+        "cannot be read even after one re-ask, or its model failed; it may be the same model with another temperature",
+    )
     confirm: tuple[Decision, ...] = Field(
         default=(), description="ask: decisions that take effect only when a person has confirmed them, such as [GO]"
     )
@@ -84,6 +117,14 @@ class SocietyConfig(ConfigSection):
                 guidance = guidance.model_copy(update=dict(self.guidance[name].given()))
         return guidance
 
+    def hard_rules(self) -> dict[str, tuple[str, ...]]:
+        """The phrases that no tool call and no protocol may hold, by rule."""
+        return {**RULES, **self.rules}
+
+    def fallbacks(self) -> dict[str, str]:
+        """The slot of each role's second model, by role."""
+        return {role: slot for name, slot in self.fallback.items() for role in expand([name], "society.fallback")}
+
     def __hash__(self) -> int:
         """Of all values as text, because guidance holds mappings; graphs are kept by their configuration."""
         return hash(self.model_dump_json())
@@ -97,4 +138,13 @@ class SocietyConfig(ConfigSection):
                 raise ValueError(str(error)) from error
             if JUDGE in roles:
                 raise ValueError(f"society.guidance names {JUDGE}, whose prompt is part of the measure: leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _falls_back_for_roles(self) -> Self:
+        try:
+            if JUDGE in self.fallbacks():
+                raise ValueError(f"society.fallback names {JUDGE}, who would not measure alike: leave it out")
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
         return self

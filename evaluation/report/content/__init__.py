@@ -17,6 +17,7 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Report], Iterator[Block]]]] = {
     "levels": ("By difficulty", results.levels),
     "answers": ("Answers", answers.outcomes),
     "lost": ("Who lost it", answers.lost),
+    "faults": ("Failing tools", answers.faults),
     "plots": ("Curves", answers.plots),
     "guidance": ("What roles are told", answers.guidance),
     "side-by-side": ("Side by side", answers.side_by_side),

@@ -26,7 +26,7 @@ from evaluation.causes.lost import TITLES
 from evaluation.records.recorded import side_file
 from evaluation.records.study import Plan
 from evaluation.report.content.cells import Links
-from evaluation.report.formats import change, sentence, shown, signed, slug, stage_titles, two
+from evaluation.report.formats import between, change, sentence, shown, signed, slug, stage_titles, two
 from evaluation.report.guidance import told_table
 from evaluation.report.losses import BLAME_HEAD, BLAME_WORDS, LOST_WORDS, blame_rows, lost_rollouts
 from evaluation.report.side_by_side import lines
@@ -109,6 +109,32 @@ def lost(report: Report) -> Iterator[Block]:
         yield Note(BLAME_WORDS)
         rows = [TableLine([sentence(title), *cells]) for title, *cells in mended]
         yield TableBlock("Wrong answers replayed with their first wrong step made right", columns, rows)
+
+
+def faults(report: Report) -> Iterator[Block]:
+    """What was recovered of the calls that failed on purpose."""
+    if not (faulty := report.get("faults")):
+        return
+    yield Heading("When tools fail", anchor="faults")
+    yield Note(
+        f"{sentence(stage_titles(report)[faulty['stage']])}: on the same tasks and seeds a share of the tool calls did "
+        "not reach its tool (evaluation.faults). Recovered: a later call of the same visit gave passages after all. "
+        "Whether answers are lost stands among the comparisons."
+    )
+    columns = [Column("Tool, fault"), Column("Put", number=True), Column("Recovered", number=True)]
+    rows = [
+        TableLine([row["fault"].replace("/", ", "), str(row["put"]), str(row["recovered"])]) for row in faulty["rows"]
+    ]
+    yield TableBlock("Faults and recoveries", columns, rows)
+    if (share := faulty["share"]) is not None:
+        recovered = f"{shown(share['mean'], 'share')} % ({between(share['low'], share['high'], 'share')})"
+        yield Note(
+            f"{recovered} of the faults were recovered from. Of {faulty['hit']} rollouts that met one, "
+            f"{faulty['right']} gave the right answer ({faulty['right_before']} with tools that work), "
+            f"{faulty['failed']} failed{'' if faulty['failed'] else ', so none was lost'}."
+        )
+    if faulty["reasons"]:
+        yield Items([f"{count} × {reason}" for reason, count in faulty["reasons"].items()])
 
 
 def plots(report: Report) -> Iterator[Block]:

@@ -17,9 +17,10 @@ from message_kit import refused
 from agents.tools.fulltext import Database
 from agents.tools.literature import LiteratureIndex, describes_trial
 from agents.tools.own import own_tool
+from agents.tools.result import ToolResult
 from agents.tools.text.excerpts import GAP, excerpt, split_sentences
 from agents.tools.text.passages import MAX_QUERY, Passage, Query, ToolError, clean
-from agents.tools.toolbox import Toolbox, ToolResult, build_toolbox
+from agents.tools.toolbox import Toolbox, build_toolbox
 from chimera.config.roles import RolesConfig
 from chimera.config.sections.tools import ToolsConfig
 from chimera.core.errors import ConfigError

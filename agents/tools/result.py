@@ -1,0 +1,32 @@
+"""The result of one tool call."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from agents.tools.text.passages import Passage
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """The result of one tool call.
+
+    `valid` is False if the tool does not exist or its arguments do not fit. `ok` is False if the call failed for any
+    reason. A search that finds nothing is ok: `passages` is empty and `note` names the query. `note` also tells of what
+    was found and is no evidence, such as a retracted article: roles can quote `passages` alone. `fault` is the kind of
+    fault that an evaluation put in the tool's place (`evaluation.faults`).
+    """
+
+    tool: str
+    ok: bool
+    passages: tuple[Passage, ...] = ()
+    error: str | None = None
+    valid: bool = True
+    note: str | None = None
+    fault: str | None = None
+
+    def content(self) -> dict[str, Any]:
+        """The payload of the tool message: {"results": [{"id", "text"}, ...]}, "note" if there is one, or {"error"}."""
+        if self.error is not None:
+            return {"error": self.error}
+        results = [{"id": passage.id, "text": passage.text} for passage in self.passages]
+        return {"results": results, "note": self.note} if self.note else {"results": results}
