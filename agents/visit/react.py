@@ -205,9 +205,10 @@ class Visit:
 
     def _broken(self, answer: Answer) -> str | None:
         """The hard rule that an answer breaks by what it would have done."""
+        rules = self.context.config.hard_rules()
         if isinstance(answer, ExperimentProtocol):
-            return broken(self.context.config.hard_rules(), answer.model_dump())
-        return broken(self.context.config.hard_rules(), answer.amendments) if isinstance(answer, FinalDecision) else None
+            return broken(rules, answer.model_dump())
+        return broken(rules, answer.amendments) if isinstance(answer, FinalDecision) else None
 
     def _refusal(self, call: ToolCall, position: int, offered: Sequence[str], rule: str | None) -> str | None:
         """Why a call is refused, as the answer to the model; None if it runs.
