@@ -57,6 +57,19 @@ def test_the_failed_answer_keeps_its_tokens_and_its_own_reward():
     assert [call.immediate for call in calls] == pytest.approx([0.23, 0.23 + 0.12, 0.0, 0.0])
 
 
+def test_what_a_second_model_answered_is_nobody_s_action_and_needs_no_token_ids():
+    trace = Trace()
+    steps = [Step("unreadable"), Step("unreadable"), Step("repaired")]
+    trace.visit(VisitPlan("HypothesisRefiner", 1, [Try(steps)]))
+    trace.records[-1]["model"] = "strong"
+    name, messages, message, _ = trace.exchanges[-1]
+    trace.exchanges[-1] = name, messages, message, (None, None)
+    calls = ADAPTER.adapt_for_ppo(trace.finish(range(3)).spans, SENIORS)
+    assert [(call.step, call.outcome) for call in calls] == [(1, False), (2, False)]
+    (conversation,) = ADAPTER.adapt_for_sft(trace.spans, SENIORS)
+    assert len(conversation.messages) == 7
+
+
 def test_nothing_comes_out_of_a_trace_without_an_outcome():
     trace = Trace()
     trace.visit(VisitPlan("HypothesisRefiner", 1, [Try([Step("answer")])]))
