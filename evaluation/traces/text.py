@@ -69,6 +69,7 @@ def tool_line(tool: ShownToolCall) -> str:
     use = tool.use
     end = f"found {', '.join(use.results)}" if use.results else "found nothing"
     state = end if use.ok else f"{'failed' if use.valid else 'refused'}: {use.error}"
+    state += f" [a fault of the evaluation's: {use.fault}]" if use.fault else ""
     return f"{use.tool} {use.arguments} -> {state} ({use.seconds:.2f} s)"
 
 
