@@ -158,6 +158,22 @@ def standing_words(report: Mapping[str, Any]) -> str:
     return f"{sentence(sides[0])}; the strongest baseline of at most as many tokens: {sides[1]}."
 
 
+def pays_words(report: Mapping[str, Any]) -> str:
+    """Whether the society is worth its tokens, in one sentence with the interval; empty without a rival."""
+    row = report["comparisons"].get(beside_strongest(report) or "", {}).get("alignment")
+    if row is None:
+        return ""
+    change_words = f"{change(row['difference'], 'share')} points ({change_between(row['low'], row['high'], 'share')})"
+    rivals = "beside the strongest baseline of at most its tokens"
+    if row["verdict"] == "better":
+        return f"Yes, on these tasks: right answers {change_words} {rivals}."
+    if row["verdict"] == "worse":
+        return f"No: right answers {change_words} {rivals}."
+    society, rival = (report["work"][name]["tokens"] for name in (report["standing"][0], report["strongest"]))
+    spent = f", at {society / rival:.1f} times its tokens" if society and rival else ""
+    return f"Not shown: right answers {change_words} {rivals}{spent}."
+
+
 def beside_strongest(report: Mapping[str, Any]) -> str | None:
     """The comparison of the strongest baseline of the society's tokens with the last stage; None if there is none."""
     pair = f"{report['strongest']}:{report['standing'][0]}"

@@ -142,13 +142,14 @@ def plots(report: Report) -> Iterator[Block]:
     if not report["plots"]:
         return
     yield Heading("Curves", anchor="plots")
-    figures = [_figure(plot) for plot in report["plots"]]
-    drawn = [figure for figure in figures if figure.svg or figure.file]
-    yield SideBySide([[figure] for figure in drawn], wide=True)
-    yield from (figure for figure in figures if figure not in drawn)
+    figures = [figure(plot) for plot in report["plots"] if plot["name"] != "tokens" or not plot["files"]]
+    drawn = [drawing for drawing in figures if drawing.svg or drawing.file]
+    yield SideBySide([[drawing] for drawing in drawn], wide=True)
+    yield from (drawing for drawing in figures if drawing not in drawn)
 
 
-def _figure(plot: Mapping[str, Any]) -> Figure:
+def figure(plot: Mapping[str, Any]) -> Figure:
+    """A plot of the report; its "svg", where there is one, is its drawing."""
     file, name = plot["files"].get("png", ""), plot["name"]
     caption = plot["missing"] or plot["caption"]
     return Figure(plot["title"], caption, inlined(plot.get("svg"), name), file, f"plot-{slug(name)}")

@@ -19,6 +19,7 @@ from chimera.show.blocks import (
     Text,
     joined,
 )
+from evaluation.report.content import answers
 from evaluation.report.content.cells import (
     TONES,
     Links,
@@ -37,6 +38,7 @@ from evaluation.report.formats import (
     change_between,
     data_words,
     equals,
+    pays_words,
     played,
     probability,
     sampled_words,
@@ -73,6 +75,7 @@ def about(report: Report) -> Iterator[Block]:
     yield from gains(report)
     if rows := standing(report):
         yield _standing(report, rows)
+    yield from (answers.figure(plot) for plot in report["plots"] if plot["name"] == "tokens" and plot["files"])
     yield FactList(list(_facts(report)))
     if warnings := report["judges"].get("warnings"):
         yield Items([f"{sentence(warning)}." for warning in warnings], "Before you trust the reward:", warning=True)
@@ -85,7 +88,8 @@ def brief(report: Report) -> Iterator[Block]:
         hidden = set(report["stages"]).difference(_brief(report))
         yield baselines_table(report, hidden=hidden, short=True)
     yield from gains(report)
-    for words in (report["verdict"]["text"], standing_words(report), lost_words(report), blame_words(report)):
+    pays = f"Does a team pay? {words}" if (words := pays_words(report)) else ""
+    for words in (report["verdict"]["text"], standing_words(report), pays, lost_words(report), blame_words(report)):
         if words:
             yield Note(words)
 
@@ -219,6 +223,8 @@ def _facts(report: Report) -> Iterator[tuple[str, Inline]]:
     if gone := report["run"]["rolled_back"]:
         compared.append(f"; rolled back by the gate, so no stage here: {', '.join(gone)}")
     yield "Compared", compared
+    if words := pays_words(report):
+        yield "Does a team pay?", Text(words, "strong", f"#pairs-{slug(beside_strongest(report) or '')}")
     if words := standing_words(report):
         yield "Stands", words
     yield "Data", f"{data_words(report)} ({report['data']})"

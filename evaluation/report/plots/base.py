@@ -41,6 +41,7 @@ class Plot:
 
 
 TITLES = {
+    "tokens": "What right answers cost",
     "reward": "Reward of every rollout",
     "parts": "Parts of the reward over time",
     "stages": "Stages compared",
@@ -67,6 +68,7 @@ def draw_all(
     from evaluation.measures.metrics import stage_metrics
     from evaluation.report.plots import bandit as plots_bandit
     from evaluation.report.plots import stages as plots_stages
+    from evaluation.report.plots import tokens as plots_tokens
     from evaluation.report.plots import training as plots_training
     from evaluation.report.plots.paper import paper, save
 
@@ -75,6 +77,7 @@ def draw_all(
     folder.mkdir(parents=True, exist_ok=True)
     with paper():
         drawings = {
+            "tokens": plots_tokens.tokens(study, means),
             "reward": plots_training.reward(lines),
             "parts": plots_training.parts(lines),
             "stages": plots_stages.stages(study, means, comparisons),

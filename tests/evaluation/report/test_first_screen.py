@@ -15,7 +15,7 @@ from evaluation.report.build import build
 from evaluation.report.content import page
 from evaluation.report.content import text as markdown
 from evaluation.report.content.head import gains
-from evaluation.report.formats import change, data_words, sentence, shown, slug, standing_words
+from evaluation.report.formats import change, data_words, pays_words, sentence, shown, slug, standing_words
 from evaluation.report.gains import gain_rows, gain_tables, replaced
 from evaluation.report.losses import lost_words
 from evaluation.report.notes import cautions, notes, players
@@ -31,6 +31,24 @@ def test_the_first_screen_says_where_the_society_stands(report):
     assert "1,406" in first
     head = markdown(report).partition("## Stages")[0]
     assert "the strongest baseline of at most as many tokens: " in head
+
+
+@pytest.mark.parametrize(
+    ("verdict", "word"),
+    [("better", "Yes"), ("worse", "No:"), ("no difference shown", "Not shown"), ("non-inferior", "Not")],
+)
+def test_whether_a_team_pays_is_said_with_the_interval(report, verdict, word):
+    pair = f"{report['strongest']}:{report['standing'][0]}"
+    row = report["comparisons"][pair]["alignment"]
+    row |= {"verdict": verdict, "difference": 0.0525, "low": -0.01, "high": 0.115}
+    words = pays_words(report)
+    assert words.startswith(word)
+    assert "+5.2 points" in words or "+5.3 points" in words
+    assert "+11.5" in words
+    assert words in page(report, {}).partition("<nav")[0]
+    assert "Does a team pay?" in printed(report)
+    report["strongest"] = None
+    assert pays_words(report) == ""
 
 
 def test_who_lost_the_wrong_answers_is_on_the_first_screen(report):

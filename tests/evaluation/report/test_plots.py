@@ -5,6 +5,8 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from matplotlib.image import imread
 from matplotlib.text import Text
 
@@ -14,6 +16,7 @@ from chimera.run.directory import Run
 from chimera.run.policies import WENT_LIVE, Policy
 from evaluation.measures.comparison import adjust, compare
 from evaluation.measures.metrics import stage_metrics
+from evaluation.measures.statistics import Mean
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import Place, Plan, PlannedTask, Stage, StageAnswers, Study
 from evaluation.report.plots import training as plots_training
@@ -21,6 +24,7 @@ from evaluation.report.plots.bandit import reliability
 from evaluation.report.plots.base import TITLES, draw_all
 from evaluation.report.plots.paper import paper, save
 from evaluation.report.plots.stages import confusion, stages
+from evaluation.report.plots.tokens import Point, frontier, tokens
 
 SVG = "{http://www.w3.org/2000/svg}"
 TASKS = tuple(PlannedTask(f"t{number}", "goal", ("yes", "no", "maybe")[number % 3]) for number in range(12))
@@ -44,6 +48,7 @@ def record(stage, number, task, reward, answer):
         answer=answer,
         decision=None if answer is None else DECISION_OF_LABEL[answer],
         reward=reward if answer else None,
+        counts={"model_calls": 3, "prompt_tokens": 900, "completion_tokens": 100},
     )
 
 
@@ -190,6 +195,26 @@ def test_parts_that_never_change_are_named_and_not_drawn(plots, folder):
     assert "the same in every rollout: clarity." in plots["parts"].caption
 
 
+def test_right_answers_stand_against_their_tokens_with_a_frontier(study, plots, folder):
+    shown = words(folder, plots["tokens"])
+    assert {"1  the society, base", "2  the society, bandit", "tokens a task", "1,000"} <= set(shown)
+    without = replace(study, answers={name: _uncounted(answers) for name, answers in study.answers.items()})
+    assert "tokens" in str(tokens(without, means_of(study)))
+
+
+def _uncounted(answers):
+    return replace(answers, records=tuple(replace(record, counts={}) for record in answers.records))
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 50)), min_size=1, max_size=12))
+def test_the_frontier_is_what_no_cheaper_way_equals(pairs):
+    points = [Point("x", cost, Mean(right / 50, None, None, 9), society=False) for cost, right in sorted(pairs)]
+    best = frontier(points)
+    for point in points:
+        cheaper = [other for other in points[: points.index(point)] if other.right.mean >= point.right.mean]
+        assert (point in best) == (not cheaper)
+
+
 def test_confusion_counts_every_rollout_by_label_and_answer_or_none(plots, folder):
     found = words(folder, plots["confusion"])
     assert [text for text in found if text in STAGES] == list(STAGES)
@@ -251,7 +276,7 @@ def test_without_metrics_there_are_sentences_and_only_the_plots_of_the_rollouts(
     for name in ("reward", "parts", "sft", "ppo", "bandit"):
         assert drawn[name].files == {}
         assert drawn[name].missing.endswith(".")
-    assert sorted(file.stem for file in (tmp_path / "new" / "plots").glob("*.png")) == ["confusion", "stages"]
+    assert sorted(file.stem for file in (tmp_path / "new" / "plots").glob("*.png")) == ["confusion", "stages", "tokens"]
 
 
 def test_data_that_show_nothing_are_told_apart_from_no_data(study):
