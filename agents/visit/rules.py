@@ -5,8 +5,10 @@ protocol that breaks one is never GO, and both are counted (`reward.broken_rule`
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from chimera.core.files import texts
 
 _WORD = re.compile(r"[^\W_]+|[.;!?]")
 _NEGATION = re.compile(r"no|not|never|nobody|none|nor|neither|cannot|exclude[sd]?|prohibit(s|ed)?|forbid(s|den)?")
@@ -23,24 +25,13 @@ def broken(rules: Mapping[str, Sequence[str]], value: Any) -> str | None:
         rules: By name phrases of words, in any case; a word that ends in * may go on.
         value: Plain data, such as a call's arguments or an answer's fields.
     """
-    for text in _texts(value):
+    for text in texts(value):
         words = [word.lower() for word in _WORD.findall(text)]
         for name, phrases in rules.items():
             for phrase in phrases:
                 if _says(words, phrase.lower().split()):
                     return f"{name} ({phrase!r})"
     return None
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for inner in value.values():
-            yield from _texts(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _texts(inner)
 
 
 def _says(words: Sequence[str], phrase: Sequence[str]) -> bool:

@@ -4,7 +4,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def check_utf8(value: Any, place: str, error: type[ChimeraError]) -> None:
         value: A text, or nested lists and mappings of texts; other values pass.
         place: Where the user wrote it: the file and the row, or the setting.
     """
-    for text in _texts(value):
+    for text in texts(value, keys=True):
         if half := _HALF.search(text):
             shown = text[max(0, half.start() - _AROUND) : half.end()]
             raise error(
@@ -81,15 +81,16 @@ def place_of_bad_byte(file: Path) -> str:
     return "its end"
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """All texts within nested lists and mappings, with the mappings' keys."""
+def texts(value: Any, *, keys: bool = False) -> Iterator[str]:
+    """All texts within nested lists and mappings; also the mappings' `keys`, if asked."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, dict):
-        yield from _texts([*value.keys(), *value.values()])
+    elif isinstance(value, Mapping):
+        for item in (*(value if keys else ()), *value.values()):
+            yield from texts(item, keys=keys)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _texts(item)
+            yield from texts(item, keys=keys)
 
 
 def replace_file(path: Path, content: str | bytes) -> None:

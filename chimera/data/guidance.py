@@ -1,10 +1,8 @@
 """What roles are told must not hold questions of validation or test tasks: an answer would stand beside them."""
 
-from collections.abc import Iterator
-from typing import Any
-
 from chimera.config.sections.society import SocietyConfig
 from chimera.core.errors import ConfigError
+from chimera.core.files import texts
 from chimera.data.tasks import Dataset
 
 
@@ -19,15 +17,3 @@ def check_guidance(society: SocietyConfig, dataset: Dataset) -> None:
                     f"society.guidance.{name} holds the question of the {split} task {task.id}, so its figures would "
                     "say nothing: take another task's"
                 )
-
-
-def texts(value: Any) -> Iterator[str]:
-    """All texts within nested lists and mappings, their keys left out."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from texts(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from texts(part)
