@@ -1,6 +1,8 @@
 """Answers that are kept: what is decoded once, what is decoded again, and how much is remembered."""
 
 import asyncio
+import threading
+import weakref
 
 import pytest
 
@@ -66,6 +68,15 @@ async def test_new_weights_never_answer_with_the_old_ones_words_even_under_the_s
     name = await asyncio.to_thread(service.add_candidate, "senior", serving_model(seed=0), "try")
     assert (await ask(service, model=name))["choices"] == old["choices"]
     assert service.counters()["reused_answers"] == 0
+
+
+async def test_weights_that_were_replaced_are_freed_without_a_further_request(serve, serving_model):
+    service, freed = serve(), threading.Event()
+    await ask(service)
+    weakref.finalize(service._bindings["senior"].lane, freed.set)
+    for slot in ("junior", "senior"):
+        await asyncio.to_thread(service.load_weights, slot, serving_model(seed=1))
+    assert await asyncio.to_thread(freed.wait, 30)
 
 
 async def test_without_a_seed_only_a_greedy_answer_is_the_same_each_time(serve):

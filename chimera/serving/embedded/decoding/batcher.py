@@ -421,6 +421,7 @@ class Batcher:
                         # Every waiting client gets the error, and the server continues.
                         logger.exception("a batch failed")
                         lane.fail(error)
+                    del lane  # While this thread waits, it must not keep weights that nobody else has.
                 busy = [lane for lane in busy if lane.busy]
         while not self._inbox.empty():
             if item := self._inbox.get():
