@@ -12,7 +12,6 @@ TASKS = [ResearchTask(f"t{number}", "Does it?", (), "yes", "generated") for numb
 FLAWS = {
     "failed": {"status": "failed", "reward": None},
     "unscored": {"reward": None},
-    "untraced": {"untraced_calls": 1},
 }
 
 

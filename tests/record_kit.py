@@ -15,7 +15,6 @@ def answered(rollout_id, task_id, answer="yes", reward=1.0, /, **changes):
         "phase": "gather",
         "repeat": 0,
         "seed": 0,
-        "attempt": 1,
         "status": "failed" if failed else "succeeded",
         "error": "no JSON" if failed else None,
         "label": "yes",

@@ -62,7 +62,6 @@ def make_record(stage, task, weights):
         "phase": f"gate-{stage.name}",
         "repeat": 0,
         "seed": task,
-        "attempt": 1,
         "label": LABELS[task],
         "policy_versions": dict(stage.versions),
     }

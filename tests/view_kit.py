@@ -33,7 +33,7 @@ def rollout(number, phase, task, **changes):
     }  # fmt: skip
     return RolloutRecord(
         rollout_id=f"ro-{number:012x}", task_id=task, source="generated", level=1, phase=phase, repeat=0, seed=1,
-        attempt=1, **values,
+        **values,
     )  # fmt: skip
 
 

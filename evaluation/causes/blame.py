@@ -54,7 +54,7 @@ def _repair(record: RolloutRecord, others: Sequence[RolloutRecord]) -> Repair | 
 
 
 def _replayable(record: RolloutRecord) -> bool:
-    return record.status == "succeeded" and record.trace is not None and record.untraced_calls == 0
+    return record.status == "succeeded" and record.trace is not None
 
 
 def _right_junior(record: RolloutRecord) -> str | None:

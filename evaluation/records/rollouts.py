@@ -105,35 +105,12 @@ class Outcome:
         return cls(**data)
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
-    """The runner and the policies that made a rollout.
-
-    Attributes:
-        policy_versions: Policy version that it had to use, by logical model.
-        traced: True if its trace has a span.
-        untraced_calls: Number of model calls whose exchange never reached the trace.
-        attempt: Number of the attempt, from 1; 0 if no attempt was begun.
-        worker: The runner's name; None if the main process made it.
-        failure: Why it failed, if its outcome does not say so, for example because its runner was killed.
-    """
-
-    rollout_id: str
-    policy_versions: Mapping[str, str]
-    traced: bool = True
-    untraced_calls: int = 0
-    attempt: int = 1
-    worker: str | None = None
-    failure: str | None = None
-
-
 @with_config(ConfigDict(extra="forbid"))
 @dataclass(frozen=True, slots=True)
 class RolloutRecord:
     """The durable record of one rollout: one JSON line in the run's `rollouts/<phase>.jsonl`.
 
     Attributes:
-        attempt: Number of the last attempt, from 1.
         options: Names of the answers to choose from; empty if they are yes, no and maybe.
         answer: The society's answer to the question; None if the rollout failed.
         decision: Whether the protocol may run; None if the rollout failed.
@@ -141,9 +118,8 @@ class RolloutRecord:
         policy_versions: Policy version that the rollout had to use, by logical model.
         weights_versions: Versions that the servers reported.
         missing: The reward's parts that have no value. If there are any, `reward` is None.
-        trace: The trace file, relative to the run; None if the trace has no span.
+        trace: The trace file, relative to the run; None if there is none.
         tool_calls: Tool calls of each role that has tools; empty in records of earlier versions.
-        untraced_calls: Number of model calls whose exchange never reached the trace.
     """
 
     rollout_id: str
@@ -153,7 +129,6 @@ class RolloutRecord:
     phase: str
     repeat: int
     seed: int
-    attempt: int
     status: Status
     error: str | None
     label: Label
@@ -171,9 +146,7 @@ class RolloutRecord:
     tokens: dict[str, dict[str, int]] = field(default_factory=dict)
     visits: dict[str, dict[str, int]] = field(default_factory=dict)
     tool_calls: dict[str, int] = field(default_factory=dict)
-    untraced_calls: int = 0
     seconds: float | None = None
-    worker: str | None = None
     trace: str | None = None
 
     @property
@@ -186,43 +159,38 @@ class RolloutRecord:
         return asdict(self)
 
     @classmethod
-    def of(cls, rollout_input: RolloutInput, outcome: Outcome | None, execution: Made) -> "RolloutRecord":
-        """The record of a rollout from its input, its outcome (None if none was reported) and its maker."""
-        error = execution.failure if outcome is None else outcome.error or execution.failure
-        if outcome is None and error is None:
-            raise ValueError(f"rollout {execution.rollout_id} has neither an outcome nor a reason why it has none")
-        outputs = {} if outcome is None else outcome.outputs
-        parts = {} if outcome is None else outcome.parts
+    def of(
+        cls, rollout_input: RolloutInput, outcome: Outcome, rollout_id: str, versions: Mapping[str, str]
+    ) -> "RolloutRecord":
+        """The record of a rollout; `versions` are the policies that it had to use."""
+        outputs = outcome.outputs
         return cls(
-            rollout_id=execution.rollout_id,
+            rollout_id=rollout_id,
             task_id=rollout_input.task.id,
             source=rollout_input.task.source,
             level=rollout_input.task.level,
             phase=rollout_input.phase,
             repeat=rollout_input.repeat,
             seed=rollout_input.seed,
-            attempt=execution.attempt,
-            status="succeeded" if error is None else "failed",
-            error=error,
+            status="succeeded" if outcome.error is None else "failed",
+            error=outcome.error,
             label=rollout_input.task.label,
             options=[option.name for option in rollout_input.task.options],
             answer=outputs.get("final_answer"),
             decision=outputs.get("final_decision"),
             veto=outputs.get("final_veto"),
-            reward=None if outcome is None else outcome.reward,
-            parts=parts,
-            missing=[name for name, value in parts.items() if value is None],
-            policy_versions=dict(execution.policy_versions),
-            weights_versions={} if outcome is None else outcome.weights_versions,
+            reward=outcome.reward,
+            parts=outcome.parts,
+            missing=[name for name, value in outcome.parts.items() if value is None],
+            policy_versions=dict(versions),
+            weights_versions=outcome.weights_versions,
             outputs=outputs,
-            counts={} if outcome is None else outcome.counts,
-            tokens={} if outcome is None else outcome.tokens,
-            visits={} if outcome is None else outcome.visits,
-            tool_calls={} if outcome is None else outcome.tool_calls,
-            untraced_calls=execution.untraced_calls,
-            seconds=None if outcome is None else outcome.seconds,
-            worker=execution.worker,
-            trace=f"traces/{rollout_input.phase}/{execution.rollout_id}.jsonl.gz" if execution.traced else None,
+            counts=outcome.counts,
+            tokens=outcome.tokens,
+            visits=outcome.visits,
+            tool_calls=outcome.tool_calls,
+            seconds=outcome.seconds,
+            trace=f"traces/{rollout_input.phase}/{rollout_id}.jsonl.gz",
         )
 
     @classmethod

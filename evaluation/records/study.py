@@ -26,8 +26,6 @@ SPLITS: Mapping[Split, str] = {"val": "validation", "test": "test"}
 BASE = "base"
 GATE = "gate"
 """The gate records its rollouts of a stage as `gate-<stage>`. The seeds of all evaluations derive from this name."""
-RUNNERS, EVALUATION = "training's runners", "an evaluation"
-"""The other places where rollouts of a study are made (`StageAnswers.made_in`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,22 +184,16 @@ class StageAnswers:
     @property
     def by_gate(self) -> bool:
         """True if they are just the rollouts by which training's gate decided."""
-        return not self.second_tries and self.made_in == {GATE}
+        return not self.second_tries and self._in_gate == {True}
 
     def timed_like(self, other: "StageAnswers") -> bool:
-        """True if latencies compare: made in the same place, and not by runners, which work beside all else."""
-        return self.made_in == other.made_in and RUNNERS not in self.made_in
+        """True if latencies compare: both made in training's gate or in an evaluation, beside the same other work."""
+        return self._in_gate == other._in_gate
 
     @property
-    def made_in(self) -> frozenset[str]:
-        """Where the rollouts were made: in training's gate, in an evaluation, by training's runners.
-
-        The machine has other work in each.
-        """
-        return frozenset(
-            RUNNERS if record.worker is not None else GATE if record.phase.startswith(f"{GATE}-") else EVALUATION
-            for record in self.records
-        )
+    def _in_gate(self) -> set[bool]:
+        """For rollouts that training's gate made True, for those of an evaluation False."""
+        return {record.phase.startswith(f"{GATE}-") for record in self.records}
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,7 @@ def notes(study: Study) -> list[str]:
     if apart := [name for name, answers in study.answers.items() if not answers.timed_like(last)]:
         sentences.append(
             f"Latencies of {', '.join(apart)} are left out: their rollouts were made beside other work than those of "
-            f"{plan.final.name} (in the gate, in an evaluation, or by training's runners); --fresh makes all alike."
+            f"{plan.final.name} (in the gate or in an evaluation); --fresh makes all alike."
         )
     sentences += tool_warnings(study)
     if (predicted := official.summary(study)) and predicted["missing"]:

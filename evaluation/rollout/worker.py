@@ -14,10 +14,9 @@ from chimera.config.tree import Config
 from chimera.core.errors import ModelError, UnreachableError
 from chimera.core.files import parse_json
 from chimera.serving.client import Completion, Endpoint, HttpModel
-from evaluation.records.rollouts import Made, RolloutInput, RolloutRecord
+from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from evaluation.rollout.make import EndedRollout, RolloutMaker, Start
 from evaluation.traces import spans
-from evaluation.traces.calls import untraced
 
 ATTEMPT = "direct"
 """The attempt id in traces: every rollout has one attempt."""
@@ -85,8 +84,7 @@ class SocietyWorker:
         if (gone := _unreachable(ended.failure)) is not None:
             raise gone from ended.failure
         trace = self._transport.finish(ended)
-        execution = Made(job.rollout_id, job.versions, untraced_calls=len(untraced(trace)))
-        return RolloutRecord.of(job.input, ended.outcome, execution), trace
+        return RolloutRecord.of(job.input, ended.outcome, job.rollout_id, job.versions), trace
 
 
 class DirectTransport:

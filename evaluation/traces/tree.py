@@ -299,10 +299,6 @@ def _notes(record: RolloutRecord, spans: Sequence[Span], reported: bool, learned
         notes.append(
             f"Its trace has no outcome, so which role asked for the exchanges in it ({exchanges}) is not known."
         )
-    if record.untraced_calls:
-        notes.append(f"{record.untraced_calls} of its model calls never reached the trace.")
-    if record.attempt > 1:
-        notes.append(f"This is attempt {record.attempt}; what earlier attempts did is not shown.")
     if record.missing:
         notes.append(f"It has no reward, because these parts have no value: {', '.join(record.missing)}.")
     if not learned:

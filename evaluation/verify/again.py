@@ -170,11 +170,8 @@ async def _unlike_trace(
         differences.append(f"{record.trace} is the trace of another rollout")
     if differences or record.status == "failed":
         return differences, False
-    missing = len(untraced(trace))
-    if missing != record.untraced_calls:
-        return [f"{record.trace} lacks {missing} model calls, but its record says {record.untraced_calls}"], False
-    if missing:
-        return [], False
+    if missing := len(untraced(trace)):
+        return [f"{record.trace} lacks {missing} model calls"], False
     try:
         calls = model_calls(trace, attempt_id=attempt)
         if begin is None:

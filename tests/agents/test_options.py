@@ -22,7 +22,7 @@ from chimera.rubric.grader import grade
 from evaluation.baselines.simple import majority, reader, tfidf
 from evaluation.measures.metrics import outcomes, stage_metrics
 from evaluation.measures.statistics import f1_rows, macro_f1_of_totals
-from evaluation.records.rollouts import Made, Outcome, RolloutInput, RolloutRecord
+from evaluation.records.rollouts import Outcome, RolloutInput, RolloutRecord
 from evaluation.records.study import Place, Plan, PlannedTask, Stage, StageAnswers
 from evaluation.scores.checklist import checklist
 from evaluation.scores.judge import PROMPT, finished_work
@@ -142,7 +142,7 @@ def record(one, answer, decision="NO-GO", error=None):
     assert given.task == one
     outputs = {} if error else {"final_answer": answer, "final_decision": decision, "turn_count": 8}
     outcome = Outcome(error, outputs, None if error else 1.0, {}, {}, {}, {}, {}, {}, [], 1.0)
-    return RolloutRecord.load(RolloutRecord.of(given, outcome, Made(f"r-{one.id}", {})).dump())
+    return RolloutRecord.load(RolloutRecord.of(given, outcome, f"r-{one.id}", {}).dump())
 
 
 def figures(tasks, answers):

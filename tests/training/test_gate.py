@@ -51,6 +51,8 @@ class FakeLab:
 
     wrong = ()
     """Places of tasks that the policy which was learned answers wrongly."""
+    auditor = None
+    """The second judge."""
 
     def __init__(self, folder, rewards, *overrides):
         few = ["gate.tasks=12"] if "gate.enabled=false" not in overrides else []
@@ -77,6 +79,9 @@ class FakeLab:
     @contextmanager
     def phase(self, *_, **__):
         yield
+
+    def second_judge(self):
+        return self.auditor
 
     async def put_live(self, policy):
         self.live[policy.place] = policy

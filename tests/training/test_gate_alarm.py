@@ -1,14 +1,18 @@
 """The gate's alarm: the judge likes a policy more, and a judge that no reward uses likes it less."""
 
 import asyncio
+import json
 from dataclasses import replace
 
 import pytest
 from report_kit import STAGES, make_record
+from test_gate import FakeLab, policy
 
+from chimera.core.errors import UnreachableError
 from evaluation.records.study import Judged
 from evaluation.scores.auditor import Auditor
 from evaluation.scores.judge import CRITERIA
+from training import gate
 from training.configuration import load_config
 from training.gate_alarm import alarm
 
@@ -33,6 +37,9 @@ class Second:
 
     def __init__(self, **scores):
         self.scores, self.asked, self.model = scores, 0, "other"
+
+    async def aclose(self):
+        pass
 
     async def audit(self, record):
         self.asked += 1
@@ -76,3 +83,43 @@ def test_the_checklist_needs_no_model():
     assert auditor is not None
     sentence, figures = asyncio.run(alarm(BEFORE, HIGHER, auditor, CONFIG))
     assert (sentence, figures["held_out"], figures["held_out_judge"]) == (None, 0.0, "checklist")
+
+
+class JudgedLab(FakeLab):
+    """Its records hold protocols that the judge scores as the society is rewarded."""
+
+    async def held_out(self, inputs, stage):
+        async for record in super().held_out(inputs, stage):
+            made = BEFORE[0].outputs
+            scores = dict.fromkeys(CRITERIA, record.reward / 2)
+            evaluation = {"final_evaluation": {"scores": scores, "error": None}}
+            yield replace(record, rollout_id=f"{stage}-{record.task_id[-1]}", outputs={**made, **evaluation})
+
+
+@pytest.mark.parametrize(("setting", "kept"), [("warn", True), ("refuse", False)])
+async def test_the_gate_says_it_or_rolls_the_policy_back(tmp_path, setting, kept):
+    lab = JudgedLab(tmp_path, {"base": 1.0, "first": 1.5}, f"gate.alarm={setting}")
+    lab.auditor = Second(base=lambda t: 0.7 + t / 90, sft=lambda t: 0.4 + t / 80)
+    with lab.run:
+        judged = gate.Gate(lab)
+        await judged.open()
+        assert await judged.decide("sft", policy(lab, "first")) == kept
+        assert any("second judge (other)" in sentence for sentence in lab.shown)
+        figures = json.loads((lab.run.path / "gate" / "sft.json").read_text())
+        assert figures["second_judge"]["held_out"] < 0 < figures["second_judge"]["judge"]
+        last = [event for event in lab.run.events() if event["event"] in ("went_live", "rolled_back")][-1]
+        assert ("second judge" in str(last.get("reasons"))) == (not kept)
+
+
+async def test_a_second_judge_that_is_away_stops_no_training(tmp_path):
+    class Away(Second):
+        async def audit(self, record):
+            raise UnreachableError("nobody is there")
+
+    lab = JudgedLab(tmp_path, {"base": 1.0, "first": 1.5}, "gate.alarm=refuse")
+    lab.auditor = Away()
+    with lab.run:
+        judged = gate.Gate(lab)
+        await judged.open()
+        assert await judged.decide("sft", policy(lab, "first"))
+        assert any("was not asked" in sentence and "nobody is there" in sentence for sentence in lab.shown)

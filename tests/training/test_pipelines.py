@@ -16,7 +16,7 @@ data: {size: 60}
 rollouts: {concurrency: 2}
 gate: {enabled: false}
 wandb: {mode: disabled}
-evaluation: {resamples: 200, permutations: 200, self_consistency: false}
+evaluation: {resamples: 200, self_consistency: false}
 """
 SFT = "min_examples: 1, epochs: 1, batch_size: 8, micro_batch_size: 8"
 PPO = "start: null, states: 0, reward: {}, steps: 1, tasks_per_step: 2, n: 2, min_good_share: 0.1"

@@ -208,8 +208,8 @@ def _token_calls(
                 if response not in traced and response not in others:
                     raise RunError(
                         f"rollout {span.rollout_id}: the answer {response!r} to {span.attributes['role']} has no "
-                        "exchange of its own in the trace: leave out rollouts with untraced calls, and if there are "
-                        f"many, look whether the server of model "
+                        "exchange of its own in the trace: leave this rollout out, and if there are many, look "
+                        f"whether the server of model "
                         f"{span.attributes.get('model')!r} gives every answer an id of its own"
                     )
     for call in calls:

@@ -106,9 +106,11 @@ def states_of(episode: Episode, roles: Sequence[str]) -> list[State]:
         RunError: Its trace cannot be read.
     """
     record = episode.record
-    if record.reward is None or record.untraced_calls:
+    if record.reward is None:
         return []
     held = episode.in_memory()
     answered = {call.role: call for call in held.calls(roles) if call.outcome and call.visit == 1}
     visits = [visit for visit in held.conversations(roles) if visit.parsed and visit.visit == 1]
-    return [State(episode.on_disk(), answered[visit.role], visit) for visit in visits]
+    # What a second model answered (`society.fallback`) is nobody's state.
+    asked_again = [visit for visit in visits if visit.role in answered]
+    return [State(episode.on_disk(), answered[visit.role], visit) for visit in asked_again]

@@ -149,12 +149,14 @@ class Values:
         With the part `relative`, the judge compares those that can be read. One that it gives no score has no worth.
         """
         worths = list(await asyncio.gather(*(self.of(state, answer) for answer in answers)))
+        if RELATIVE not in self._weights:
+            return worths
         works = {
             number: _work(state, answer, _read(call))
             for number, call in enumerate(answers)
             if worths[number] is not None and (answer := call.answer) is not None
         }
-        if RELATIVE not in self._weights or not works:
+        if not works:
             return worths
         slot = self._bench.config.judge_of(state.episode.record.task_id)
         placed = await relative(partial(self._bench.ask, slot), list(works.values()), seed=self._bench.config.seed)

@@ -19,7 +19,7 @@ from training.ppo.engine.batch import Sample
 from training.ppo.settings import PpoSettings
 from training.watch.summary import aligned, mean, part_means
 
-REASONS: tuple[str, ...] = ("late", "failed", "unscored", "untraced")
+REASONS: tuple[str, ...] = ("late", "failed", "unscored")
 """Reasons not to learn from a rollout, in the order in which they are checked."""
 
 
@@ -88,9 +88,7 @@ def _reason(record: RolloutRecord | None) -> str | None:
         return "late"
     if record.status == "failed":
         return "failed"
-    if record.reward is None:
-        return "unscored"
-    return "untraced" if record.untraced_calls else None
+    return "unscored" if record.reward is None else None
 
 
 def samples_of(credited: Sequence[Credited], task_id: str, *, scored: bool = False) -> list[Sample]:

@@ -42,5 +42,4 @@ def summarize(records: Sequence[RolloutRecord]) -> dict[str, Any]:
         "vetoed": sum(record.veto is not None for record in succeeded),
         "parts": part_means(succeeded),
         "counts": dict(sum((Counter(record.counts) for record in records), Counter[str]())),
-        "untraced_calls": sum(record.untraced_calls for record in records),
     }

@@ -108,6 +108,4 @@ def result_table(name: str, records: Sequence[RolloutRecord], seconds: float) ->
         f"{total / len(records):.1f} {key.replace('_', ' ')}" for key, total in figures["counts"].items()
     )
     table.add_row("a rollout", counts or "-")
-    if figures["untraced_calls"]:
-        table.add_row("not traced", f"{figures['untraced_calls']} model calls are missing in traces")
     return table

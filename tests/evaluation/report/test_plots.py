@@ -41,7 +41,6 @@ def record(stage, number, task, reward, answer):
         phase=f"gate-{stage}",
         repeat=0,
         seed=0,
-        attempt=1,
         status="succeeded" if answer else "failed",
         error=None if answer else "no JSON",
         label=task.label,

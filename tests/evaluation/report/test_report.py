@@ -231,12 +231,11 @@ def test_what_the_gate_decided_has_the_gate_s_verdict_in_the_report(study, run):
 def test_latencies_stand_beside_those_that_were_made_in_the_same_place(study, run):
     assert "seconds" in build(study, [], run.path / "report")["comparisons"]["base:sft"]
     base = study.answers["base"]
-    for others in ({"worker": "Worker-1"}, {"phase": "eval-val-base"}):
-        apart = replace(base, records=tuple(replace(record, **others) for record in base.records))
-        mixed = build(replace(study, answers={**study.answers, "base": apart}), [], run.path / "report")
-        assert "seconds" not in mixed["stages"]["base"]
-        assert "seconds" in mixed["stages"]["sft"]
-        assert "seconds" not in mixed["comparisons"]["base:sft"]
+    apart = replace(base, records=tuple(replace(record, phase="eval-val-base") for record in base.records))
+    mixed = build(replace(study, answers={**study.answers, "base": apart}), [], run.path / "report")
+    assert "seconds" not in mixed["stages"]["base"]
+    assert "seconds" in mixed["stages"]["sft"]
+    assert "seconds" not in mixed["comparisons"]["base:sft"]
 
 
 def test_the_same_numbers_are_in_csv_files_for_other_programs(report):
@@ -332,8 +331,8 @@ def test_what_surrounds_the_numbers_is_there(report, run):
 
 def test_it_is_said_which_latencies_are_left_out(study):
     base = study.answers["base"]
-    by_runner = replace(base, records=tuple(replace(record, worker="Worker-1") for record in base.records))
-    mixed = replace(study, answers={**study.answers, "base": by_runner})
+    apart = replace(base, records=tuple(replace(record, phase="eval-val-base") for record in base.records))
+    mixed = replace(study, answers={**study.answers, "base": apart})
     assert not any("atencies" in note for note in notes(study))
     assert any("Latencies of base are left out" in note for note in notes(mixed))
 

@@ -160,7 +160,7 @@ def test_rationale_and_amendments_buy_nothing(rationale: str, amendments: list[s
     assert checklist(work(rationale=rationale, amendments=amendments)) == checklist(work())
 
 
-def test_it_is_written_without_the_rubric_and_training_never_uses_it():
+def test_it_is_written_without_the_rubric_and_only_the_gate_s_alarm_uses_it_in_training():
     root = Path(module.__file__).parents[2]
     for name in ("checklist", "checklist_text"):
         text = (root / "evaluation" / "scores" / f"{name}.py").read_text()
@@ -170,4 +170,4 @@ def test_it_is_written_without_the_rubric_and_training_never_uses_it():
     )
     learners = [file for folder in ("training", "agents") for file in (root / folder).rglob("*.py")]
     assert learners
-    assert not [file.name for file in learners if used.search(file.read_text())]
+    assert sorted(file.name for file in learners if used.search(file.read_text())) == ["gate_alarm.py", "lab.py"]

@@ -20,7 +20,8 @@ from evaluation.scores.rewards import Reward, call_reward, compute_reward, rewar
 SENTENCE = "Pain score was lower with melanolix (p=0.01)."
 TASK = ResearchTask("17", "Does melanolix reduce pain?", (Section("RESULTS", SENTENCE),), "yes", "generated")
 SIX = (0.76, 0.85, 0.88, 0.91, 0.89, 0.82)
-OTHERS = ("alignment", "parsed", "call_valid", "tool_succeeded", "repeated_call", "unverifiable_quote", "overlong")
+OTHERS = ("alignment", "parsed", "call_valid", "tool_succeeded", "repeated_call", "unverifiable_quote", "overlong",
+          "broken_rule")  # fmt: skip
 ONLY_JUDGE = dict.fromkeys(OTHERS, 0.0)
 
 
@@ -224,7 +225,7 @@ WEIGHTS = st.floats(-2, 2, allow_nan=False).map(lambda value: round(value, 3))
 PENALTIES = st.floats(-2, 0, allow_nan=False).map(lambda value: round(value, 3))
 CONFIGS = st.fixed_dictionaries(
     {
-        name: PENALTIES if name in ("repeated_call", "unverifiable_quote", "overlong") else WEIGHTS
+        name: PENALTIES if name in ("repeated_call", "unverifiable_quote", "overlong", "broken_rule") else WEIGHTS
         for name in RewardConfig.model_fields
     }
 ).map(lambda weights: RewardConfig(**weights))

@@ -77,12 +77,11 @@ def test_calls_by_other_weights_are_left_out_and_counted(tmp_path):
     assert "1 answers by other weights than nano@0 are left out" in bench.view.lines[-1]
 
 
-def test_rollouts_without_reward_or_with_untraced_calls_are_no_source(tmp_path):
+def test_rollouts_without_reward_are_no_source(tmp_path):
     bench = Answers(tmp_path)
     bench.earlier[0] = record(bench.run, 0, reward=None, status="failed")
-    bench.earlier[1] = record(bench.run, 1, untraced_calls=1)
     selection, _ = drawn(bench)
-    assert selection.figures["branches/states"] == TASKS - 2
+    assert selection.figures["branches/states"] == TASKS - 1
 
 
 def test_the_order_in_which_rollouts_ended_does_not_matter(tmp_path):

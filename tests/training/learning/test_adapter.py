@@ -19,7 +19,7 @@ from chimera.config.roles import JUNIORS
 from chimera.config.sections.society import SocietyConfig
 from chimera.core.errors import RunError
 from chimera.core.types import ResearchTask, Section
-from evaluation.records.rollouts import Made, Outcome, RolloutInput, RolloutRecord
+from evaluation.records.rollouts import Outcome, RolloutInput, RolloutRecord
 from training.learning.adapter import HierarchicalTraceAdapter
 
 # isort: split
@@ -215,7 +215,7 @@ def record_of(outputs, reward):
     context = (Section("RESULTS", "It fell."),)
     task = ResearchTask("t1", "Does it?", context, "yes", "generated", "", 1)
     outcome = Outcome(None, outputs, reward, {}, {}, {}, {}, {}, {}, [], 0.5)
-    return RolloutRecord.of(RolloutInput.of(task, "gather", 0, 0), outcome, Made("ro-1", {}))
+    return RolloutRecord.of(RolloutInput.of(task, "gather", 0, 0), outcome, "ro-1", {})
 
 
 @pytest.mark.parametrize("propensities", [None, {"Geneticist": 0.6, "Pharmacologist": 0.1, "Neurologist": 0.3}])

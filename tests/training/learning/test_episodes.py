@@ -14,7 +14,7 @@ from chimera.core.errors import RunError
 from chimera.core.secrets import register_secret
 from chimera.core.types import ResearchTask, Section
 from chimera.run.directory import Run
-from evaluation.records.rollouts import Made, Outcome, RolloutInput, RolloutRecord
+from evaluation.records.rollouts import Outcome, RolloutInput, RolloutRecord
 from evaluation.rollout.make import keep
 from evaluation.traces.spans import Position, exchange_span, operation_span, outcome_span
 from training.lab.records import Records
@@ -67,7 +67,7 @@ def made_rollout(rollout_id="ro-1"):
     outputs = {"research_goal": "Does it?", "initial_hypotheses": [], "selection": selection}
     outcome = Outcome(None, outputs, 0.5, {"alignment": 0.5}, {}, {}, {}, {}, {}, calls, 0.4)
     spans.append(outcome_span(at(), outcome.dump()))
-    return RolloutRecord.of(RolloutInput.of(TASK, "gather", 0, 0), outcome, Made(rollout_id, {})), spans
+    return RolloutRecord.of(RolloutInput.of(TASK, "gather", 0, 0), outcome, rollout_id, {}), spans
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ def call(role="HypothesisRefiner", immediate=0.05, outcome=True, handed=None):
 def record(parts, label="yes", status="succeeded"):
     total = None if None in parts.values() else math.fsum(parts.values())
     missing = [name for name, value in parts.items() if value is None]
-    about = ("ro-1", "t", "generated", 1, "ppo", 0, 0, 1)
+    about = ("ro-1", "t", "generated", 1, "ppo", 0, 0)
     return RolloutRecord(*about, status, None, label, "yes", "GO", total, parts=parts, missing=missing)
 
 

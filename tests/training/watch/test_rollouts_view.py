@@ -33,7 +33,6 @@ def record():
             "phase": "gather",
             "repeat": 0,
             "seed": 0,
-            "attempt": 1,
             "status": "succeeded",
             "error": None,
             "label": "yes",
@@ -46,9 +45,7 @@ def record():
             "weights_versions": {},
             "outputs": {},
             "counts": {},
-            "untraced_calls": 0,
             "seconds": 1.0,
-            "worker": "Worker-0",
             "trace": None,
         }
     )

@@ -67,7 +67,7 @@ async def held_out(lab, one):
 
 def plainly(record):
     """What was answered, said and rewarded; not when, and under which id."""
-    apart = {"rollout_id", "trace", "worker", "seconds"}
+    apart = {"rollout_id", "trace", "seconds"}
     return {key: value for key, value in asdict(record).items() if key not in apart}
 
 
