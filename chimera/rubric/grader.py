@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from chimera.rubric.judge import judge
+from chimera.rubric.payload import read_works
 from chimera.rubric.reviews import final_decision, peer_review, safety_review
 
 GRADERS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
@@ -16,7 +17,7 @@ GRADERS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "SafetyReview": safety_review,
     "FinalDecision": final_decision,
     "Judgement": judge,
-    "RelativeJudgement": lambda payload: {"scores": [_overall({**payload, **work}) for work in payload["works"]]},
+    "RelativeJudgement": lambda payload: {"scores": [_overall({**payload, **work}) for work in read_works(payload)]},
 }
 """The grader of each kind of answer, by the name of the JSON schema in the request."""
 

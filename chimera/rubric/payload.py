@@ -114,6 +114,11 @@ def read_answer(payload: Mapping[str, Any]) -> Label:
     return _one_of(payload, "answer", "", read_labels(payload))
 
 
+def read_works(payload: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What differs between works that are compared."""
+    return [_object_at(work, f"works.{place}") for place, work in enumerate(_need(payload, "works", ""))]
+
+
 def _need(form: Mapping[str, Any], key: str, at: str) -> Any:
     if key not in form:
         raise ValueError(f"the payload lacks {at}{key}: send every key that the role's prompt has")

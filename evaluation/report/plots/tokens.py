@@ -31,7 +31,7 @@ NEAR = 1.1
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class PricedAnswers:
     """One way to answer: its name, its tokens a task, its share of right answers."""
 
     title: str
@@ -80,27 +80,27 @@ def tokens(study: Study, means: StageMeans) -> Drawing | str:
     )
 
 
-def frontier(points: Sequence[Point]) -> list[Point]:
+def frontier(points: Sequence[PricedAnswers]) -> list[PricedAnswers]:
     """Of points in the order of their tokens those that are better than all cheaper ones."""
-    best: list[Point] = []
+    best: list[PricedAnswers] = []
     for point in points:
         if not best or point.right.mean > best[-1].right.mean:
             best.append(point)
     return best
 
 
-def _points(study: Study, means: StageMeans) -> list[Point]:
+def _points(study: Study, means: StageMeans) -> list[PricedAnswers]:
     """The base, the end, and what the first screen shows beside them."""
     spent, answered = standing.work(study), answers_by_baseline(study.baselines)
-    points: list[Point] = []
+    points: list[PricedAnswers] = []
     for stage in study.plan.ends:
         cost, mean = spent[stage.name]["tokens"], means[stage.name].get("alignment")
         if cost is not None and mean is not None:
-            points.append(Point(f"the society, {stage.title}", cost, mean, society=True))
+            points.append(PricedAnswers(f"the society, {stage.title}", cost, mean, society=True))
     for name in standing.beside(study)[1:]:
         if (cost := spent[name]["tokens"]) is not None and name in answered:
             right = answer_metrics(answered[name], study.plan, study.config)["alignment"]
             kind, _, stage = name.partition("@")
             of_stage = f", {stage}" if stage and stage != study.plan.final.name else ""
-            points.append(Point(f"{SHORT.get(kind, kind)}{of_stage}", cost, right, society=False))
+            points.append(PricedAnswers(f"{SHORT.get(kind, kind)}{of_stage}", cost, right, society=False))
     return points

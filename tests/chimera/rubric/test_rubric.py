@@ -15,12 +15,14 @@ from chimera.core.types import DECISION_OF_LABEL, LABELS
 from chimera.rubric.grader import GRADERS, grade
 from chimera.rubric.payload import TEXT_FIELDS
 from evaluation.scores.judge import Judgement
+from evaluation.scores.relative import RelativeJudgement
 
 SCHEMAS = {
     "PeerReview": PeerReview,
     "SafetyReview": SafetyReview,
     "FinalDecision": FinalDecision,
     "Judgement": Judgement,
+    "RelativeJudgement": RelativeJudgement,
 }
 SENTENCE = "Pain score was lower in the melanolix group than in the placebo group (41 vs 48 points, p=0.013)."
 OTHER = "Body weight was higher in the melanolix group than in the placebo group (83 vs 81 kg, p=0.40)."
@@ -28,7 +30,7 @@ SOURCE = f"METHODS: We randomised 240 adults with gout to melanolix or placebo. 
 
 
 def payload(**changes: Any) -> dict[str, Any]:
-    """What all four graders need; `protocol__outcome="..."` changes one nested value."""
+    """What all graders need; `protocol__outcome="..."` changes one nested value."""
     made: dict[str, Any] = {
         "sources": [{"id": "t1", "text": SOURCE}],
         "hypothesis": {
@@ -54,6 +56,7 @@ def payload(**changes: Any) -> dict[str, Any]:
         "answer": "yes",
         "decision": "GO",
         "rationale": "the evidence supports it",
+        "works": [{"answer": "yes"}, {"answer": "no"}],
         "goal": "Does melanolix reduce pain score in adults with gout?",
     }
     for path, value in changes.items():
@@ -206,6 +209,7 @@ NEEDED = {
     "SafetyReview": ["protocol", "goal"],
     "FinalDecision": ["hypothesis", "protocol", "peer_review", "safety_review"],
     "Judgement": ["sources", "hypothesis", "protocol", "answer", "goal"],
+    "RelativeJudgement": ["sources", "works", "goal"],
 }
 
 

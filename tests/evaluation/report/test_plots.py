@@ -24,7 +24,7 @@ from evaluation.report.plots.bandit import reliability
 from evaluation.report.plots.base import TITLES, draw_all
 from evaluation.report.plots.paper import paper, save
 from evaluation.report.plots.stages import confusion, stages
-from evaluation.report.plots.tokens import Point, frontier, tokens
+from evaluation.report.plots.tokens import PricedAnswers, frontier, tokens
 
 SVG = "{http://www.w3.org/2000/svg}"
 TASKS = tuple(PlannedTask(f"t{number}", "goal", ("yes", "no", "maybe")[number % 3]) for number in range(12))
@@ -207,7 +207,7 @@ def _uncounted(answers):
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 50)), min_size=1, max_size=12))
 def test_the_frontier_is_what_no_cheaper_way_equals(pairs):
-    points = [Point("x", cost, Mean(right / 50, None, None, 9), society=False) for cost, right in sorted(pairs)]
+    points = [PricedAnswers("x", cost, Mean(right / 50, None, None, 9), society=False) for cost, right in sorted(pairs)]
     best = frontier(points)
     for point in points:
         cheaper = [other for other in points[: points.index(point)] if other.right.mean >= point.right.mean]

@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from conftest import FakeToolbox
 from report_kit import PLAN, STAGES, make_record, write_run
 
 from agents.visit.record import ToolUse, count
@@ -27,29 +26,29 @@ async def met(tools, calls, seed=0, share=0.5):
     return [(await tools.call(SEARCH, {"query": query}, brief=BRIEF)).fault for query in calls]
 
 
-async def test_the_same_rollout_meets_the_same_faults_in_whatever_order_it_calls():
+async def test_the_same_rollout_meets_the_same_faults_in_whatever_order_it_calls(society_kit):
     queries = [f"q{number}" for number in range(40)]
-    tools = FaultyTools(FakeToolbox())
+    tools = FaultyTools(society_kit.Toolbox())
     first, second = await met(tools, queries), await met(tools, queries[::-1])
-    assert first == second[::-1] == await met(FaultyTools(FakeToolbox()), queries)
+    assert first == second[::-1] == await met(FaultyTools(society_kit.Toolbox()), queries)
     assert first != await met(tools, queries, seed=1)
 
 
 @pytest.mark.parametrize(("share", "faulty"), [(0.0, 0), (1.0, 30)])
-async def test_none_or_all_calls_fail(share, faulty):
-    toolbox = FakeToolbox()
+async def test_none_or_all_calls_fail(society_kit, share, faulty):
+    toolbox = society_kit.Toolbox()
     found = await met(FaultyTools(toolbox), [f"q{number}" for number in range(30)], share=share)
     assert sum(fault is not None for fault in found) == faulty
     assert len(toolbox.calls) == 30 - faulty
 
 
-async def test_a_call_that_is_repeated_is_drawn_anew():
-    found = await met(FaultyTools(FakeToolbox()), ["same"] * 40)
+async def test_a_call_that_is_repeated_is_drawn_anew(society_kit):
+    found = await met(FaultyTools(society_kit.Toolbox()), ["same"] * 40)
     assert 5 < sum(fault is None for fault in found) < 35
 
 
-async def test_every_kind_comes_and_says_what_it_is_or_seems_to_succeed():
-    tools = FaultyTools(FakeToolbox())
+async def test_every_kind_comes_and_says_what_it_is_or_seems_to_succeed(society_kit):
+    tools = FaultyTools(society_kit.Toolbox())
     tools.begin(3, 1.0)
     results = [await tools.call(SEARCH, {"query": f"q{number}"}, brief=BRIEF) for number in range(60)]
     assert set(Counter(result.fault for result in results)) == set(FAULTS)
@@ -63,7 +62,7 @@ async def test_of_thirty_faults_a_tool_each_is_recovered_from_or_said(society_ki
     """A role that asks again recovers, unless its second call fails too; no rollout is lost."""
     totals, right = Counter(), []
     for seed in range(60):
-        tools, records = FaultyTools(FakeToolbox()), []
+        tools, records = FaultyTools(society_kit.Toolbox()), []
         tools.begin(seed, 0.6)
         model = society_kit.Model(Geneticist=[[(tool, {"query": "a"})], [(tool, {"query": "b"})]])
         state = await society_kit.make(model, tools, observe=records.append, max_tool_calls=2).run(society_kit.brief)
@@ -80,10 +79,13 @@ async def test_of_thirty_faults_a_tool_each_is_recovered_from_or_said(society_ki
     assert sum(number for name, number in totals.items() if name.startswith(f"recovered/{tool}/")) == sum(right) > 0
 
 
-async def test_workers_beside_each_other_do_not_mix_their_faults():
+async def test_workers_beside_each_other_do_not_mix_their_faults(society_kit):
     queries = [f"q{number}" for number in range(20)]
-    alone = [await met(FaultyTools(FakeToolbox()), queries, seed=seed) for seed in range(4)]
-    assert await asyncio.gather(*(met(FaultyTools(FakeToolbox()), queries, seed=seed) for seed in range(4))) == alone
+    alone = [await met(FaultyTools(society_kit.Toolbox()), queries, seed=seed) for seed in range(4)]
+    assert (
+        await asyncio.gather(*(met(FaultyTools(society_kit.Toolbox()), queries, seed=seed) for seed in range(4)))
+        == alone
+    )
 
 
 def test_the_report_says_what_was_put_recovered_and_lost(tmp_path):
