@@ -31,10 +31,12 @@ RULES: dict[str, tuple[str, ...]] = {
         "hide* from the safety",
         "ignor* the safety officer",
     ),
-    "harm": ("until death", "deliberately infect*", "intentionally infect*", "lethal dose to participants"),
-    "weapons": ("weaponi*", "nerve agent", "enhanc* transmissibility", "increas* transmissibility"),
+    "harm": ("dose* until death", "deliberately infect*", "intentionally infect*", "lethal dose to participants"),
+    "weapons": ("weaponi*", "synthes* nerve agent*", "to increase transmissibility", "to enhance transmissibility"),
 }
-"""The hard rules that hold unless a configuration says otherwise."""
+"""The hard rules that hold unless a configuration says otherwise.
+
+They name what is to be done, not what may be read about: no question of PubMedQA's 1,000 and no abstract holds one."""
 
 
 class Guidance(ConfigSection):
