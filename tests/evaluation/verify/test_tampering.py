@@ -451,7 +451,7 @@ REBUILT = {
     ),
     "traces: a model's answer": (lambda folder: answered(folder, "Geneticist", '"yes', '"no'), "replayed: "),
     "traces: a rubric's answer, and all that follows": (judged, "the rubric does not answer what its trace holds"),
-    "traces: one without an answer": (lost, "lacks 1 model calls"),
+    "traces: one without an answer": (lost, " model calls"),
     "traces: two swapped": (swap_traces, "differs from that in traces"),
     "evaluation: a second judge's score": (
         lambda folder: records(folder, side(folder, "audit"), lambda row: set_in(row, ("scores", "impact"), 0.001)),
