@@ -56,7 +56,7 @@ class PersonVerdict(BaseModel):
 def refused(verdict: PersonVerdict, state: Mapping[str, Any]) -> str | None:
     """Why `verdict` cannot take effect in `state`; None if it can."""
     if verdict.decision == "GO" and state["final_veto"] is not None:
-        return f"GO is not possible while this stands against it: {state['final_veto']}"
+        return f"GO is not possible while a CRITICAL review or a broken rule stands: {state['final_veto']}"
     return None
 
 
