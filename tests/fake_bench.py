@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from chimera.config.sections.rollouts import RewardConfig
 from chimera.config.tree import Config
+from chimera.data.tasks import Dataset
 from evaluation.records.rollouts import RolloutRecord
 from training.lab.candidates import phase_of
 from training.lab.records import identity
@@ -17,6 +18,7 @@ from training.learning.adapter import HierarchicalTraceAdapter
 from training.learning.episodes import Episode
 from training.tune.fine_tune import fine_tune
 
+NO_TASKS = Dataset((), (), (), "own", "none")
 ADAPTER = HierarchicalTraceAdapter(RewardConfig())
 
 
@@ -74,7 +76,7 @@ class FakeBench:
     """
 
     def __init__(self, run, *, config=None, dataset=None, versions=None, weights=None, earlier=(), order=0):
-        self.run, self.config, self.dataset = run, config or Config(), dataset
+        self.run, self.config, self.dataset = run, config or Config(), dataset or NO_TASKS
         self.versions = dict(versions or {})
         self.view, self.metrics = FakeView(), FakeMetrics()
         self.earlier, self.recorded, self.branches, self.published = list(earlier), {}, {}, []

@@ -85,6 +85,7 @@ class ResearchTask:
     not show it, and rollouts and prompts are never made from it.
 
     `studies` are the documents that searches find, with their ids, if there are several; `context` then holds them all.
+    `part_labels` are the answers that follow from some of them alone, where that is known.
     """
 
     id: str
@@ -96,11 +97,20 @@ class ResearchTask:
     level: int | None = None
     options: tuple[Option, ...] = ()
     studies: tuple[tuple[str, tuple[Section, ...]], ...] = field(default=(), repr=False)
+    part_labels: tuple[tuple[frozenset[str], Label], ...] = field(default=(), repr=False)
 
     @property
     def labels(self) -> tuple[Label, ...]:
         """The answers to choose from."""
         return tuple(option.name for option in self.options) or LABELS
+
+    def label_after(self, read: Iterable[str]) -> Label:
+        """The right answer for somebody who has read no more than the documents with these ids.
+
+        It is the task's label where the evidence has no parts.
+        """
+        ids = frozenset(read).intersection(id_ for id_, _ in self.studies)
+        return dict(self.part_labels).get(ids, self.label)
 
     def content(self) -> list[Any]:
         """All that the task holds but its id and source, as plain JSON."""

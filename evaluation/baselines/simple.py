@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 MAJORITY, TFIDF, READER, LABELS = "majority", "tfidf", "reader", "labels"
 SINGLE, GREEDY, CONSISTENCY = "single", "greedy", "consistency"
 AGENT, AGENT_VOTE = "agent", "agents"
+MAP_REDUCE = "mapreduce"
 JUNIOR_VOTE, UNREVIEWED = "juniors", "unreviewed"
 """Names of baselines. A baseline made from a stage also has the stage's name, such as "single@base"."""
-SAMPLED = (SINGLE, AGENT)
+SAMPLED = (SINGLE, AGENT, MAP_REDUCE)
 """Baselines whose recorded answers depend on the temperature."""
 
 TITLES: Mapping[str, str] = {
@@ -37,6 +38,7 @@ TITLES: Mapping[str, str] = {
     AGENT_VOTE: (
         "majority of agents with all tools{heat}, {calls} calls, as many tokens as the society of stage {stage}"
     ),
+    MAP_REDUCE: "one call{heat} for each study and one for what they quote, junior model of stage {stage}",
     JUNIOR_VOTE: "majority of the three juniors of stage {stage}",
     UNREVIEWED: "society without board: first refined hypothesis of stage {stage}",
 }

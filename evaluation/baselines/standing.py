@@ -14,6 +14,7 @@ BESIDE = (
     baselines.JUNIOR_VOTE,
     baselines.AGENT_VOTE,
     baselines.AGENT,
+    baselines.MAP_REDUCE,
     baselines.CONSISTENCY,
     baselines.SINGLE,
     baselines.GREEDY,

@@ -21,7 +21,19 @@ from chimera.run.policies import Policy
 from chimera.serving.client import HttpModel
 from chimera.serving.process import ModelServers
 from evaluation.baselines.labels import label_answer
-from evaluation.baselines.simple import AGENT, GREEDY, LABELS, SAMPLED, SINGLE, majority, of_stage, reader, tfidf
+from evaluation.baselines.map_reduce import map_reduce
+from evaluation.baselines.simple import (
+    AGENT,
+    GREEDY,
+    LABELS,
+    MAP_REDUCE,
+    SAMPLED,
+    SINGLE,
+    majority,
+    of_stage,
+    reader,
+    tfidf,
+)
 from evaluation.baselines.single_agent import ROLE, single_agent
 from evaluation.baselines.tool_agent import tool_agent
 from evaluation.baselines.votes import affordable, with_consistency
@@ -277,19 +289,19 @@ class Conductor:
                 task, repeat = tasks[request.task_id], request.repeat
                 key = GREEDY_JUNIOR if request.kind == GREEDY else self._alone
                 seed = RolloutInput.of(task, "single", repeat, self.config.seed).seed
-                title = of_stage(request.kind, name)
+                title, quotes = of_stage(request.kind, name), self.config.society.quotes
+                place: dict[str, Any] = {"name": title, "repeat": repeat, "seed": seed}
                 if request.kind == AGENT:
-                    shared = {"name": title, "repeat": repeat, "seed": seed}
                     samples = range(request.first, request.first + request.samples)
                     answers = [
-                        await tool_agent(model, self.toolbox, self.config, task, sample=sample, **shared)
+                        await tool_agent(model, self.toolbox, self.config, task, sample=sample, **place)
                         for sample in samples
                     ]
+                elif request.kind == MAP_REDUCE:
+                    answers = [await map_reduce(model, task, key=key, quotes=quotes, **place)]
                 else:
-                    options = {"repeat": repeat, "seed": seed, "first": request.first, "samples": request.samples}
-                    answers = await single_agent(
-                        model, task, name=title, quotes=self.config.society.quotes, key=key, **options
-                    )
+                    place |= {"first": request.first, "samples": request.samples}
+                    answers = await single_agent(model, task, key=key, quotes=quotes, **place)
                 temperature = stage.temperature if request.kind in SAMPLED else None
                 return [replace(reply, temperature=temperature) for reply in answers]
 
@@ -350,7 +362,7 @@ class Conductor:
         """The first sampled and the greedy answers that the junior model called `name` has not given."""
         return [
             _Asked(kind, task_id, repeat)
-            for kind in (SINGLE, GREEDY, *self._agents)
+            for kind in (SINGLE, GREEDY, *self._agents, *self._readers)
             for done in [self._samples(of_stage(kind, name))]
             for task_id, repeat in self._keys()
             if (task_id, repeat, 0) not in done
@@ -381,6 +393,11 @@ class Conductor:
     def _agents(self) -> tuple[str, ...]:
         """The kind of baseline of an agent with all tools, if it is asked for."""
         return (AGENT,) if self.config.evaluation.agent_tool_calls else ()
+
+    @property
+    def _readers(self) -> tuple[str, ...]:
+        """The kind of baseline that reads study by study, if a task has several."""
+        return (MAP_REDUCE,) if any(task.studies for task in self._tasks()) else ()
 
     def _samples(self, name: str) -> set[tuple[str, int, int]]:
         """Task id, repeat and sample number of the answers of baseline `name` that are kept."""

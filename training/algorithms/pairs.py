@@ -85,7 +85,7 @@ def that_keep(group: AnswerGroup) -> Iterator[AnswerPair]:
     None where the prompt hands over none, or a wrong one. An answer that cannot be read is in no such pair.
     """
     handed = group.state.call.handed
-    if handed is None or handed != group.state.episode.record.label:
+    if handed is None or handed != group.state.label:
         return
     ranked = sorted(_different(group), key=lambda valued: -valued.worth.value)
     stances = [(valued.call, answer.stance) for valued in ranked if (answer := valued.call.answer) is not None]

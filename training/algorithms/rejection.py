@@ -1,8 +1,9 @@
 """Rejection fine-tuning: several answers to each recorded prompt of the roles, of which the best ones are imitated.
 
-An answer must be right: it says what the task's label says, and its quotes stand in what the role has read. Among right
-answers those that are worth most come first (`reward`), because a right answer may be a guess: with alignment alone as
-reward, fine-tuning on all different right answers taught the bundled model nothing. Answers are branches
+An answer must be right: it says what follows from what the role has read (the task's label or, where several studies
+answer a task, what those say that the role has found), and its quotes stand there. Among right answers those that are
+worth most come first (`reward`), because a right answer may be a guess: with alignment alone as reward, fine-tuning on
+all different right answers taught the bundled model nothing. Answers are branches
 (`training.learning.base.Bench.branch`): each costs one call of a model and not a rollout.
 """
 
@@ -81,8 +82,7 @@ async def draw(plan: PhasePlan, settings: RejectionSettings, bench: Bench, rende
     groups = await grow(bench, values, states, settings.answers, seed=bench.config.seed, version=version)
     examples, right = Examples(render, settings.max_length), 0
     for group in groups:
-        label = group.state.episode.record.label
-        good = [valued for valued in group.answers if is_right(valued.call, label, settings.right)]
+        good = [valued for valued in group.answers if is_right(valued.call, group.state.label, settings.right)]
         right += len(good)
         examples.add(group.state, best_first(good), settings.keep)
     counts: dict[str, Any] = {**group_figures(groups), "branches/right": right}

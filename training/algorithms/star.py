@@ -121,8 +121,7 @@ async def draw(
 
 
 def _right(state: State, answers: Sequence[Valued], settings: StarSettings) -> list[Valued]:
-    label = state.episode.record.label
-    return [valued for valued in answers if is_right(valued.call, label, settings.right)]
+    return [valued for valued in answers if is_right(valued.call, state.label, settings.right)]
 
 
 async def hinted(bench: Bench, values: Values, state: State, k: int, version: str) -> AnswerGroup:
@@ -138,7 +137,7 @@ async def hinted(bench: Bench, values: Values, state: State, k: int, version: st
     """
     call = state.call
     assert call.asked is not None  # States are calls of a trace.
-    messages = with_hint(call.asked.messages, state.episode.record.label)
+    messages = with_hint(call.asked.messages, state.label)
     offered = {"tools": call.asked.tools or (), "response_format": call.asked.response_format}
     slot = bench.config.slot(call.role)
     draws = [random.Random(f"{bench.config.seed}/{HINT}/{state.name}/{number}").getrandbits(31) for number in range(k)]

@@ -66,7 +66,7 @@ class AnswerGroup:
     @property
     def right(self) -> float | None:
         """Share of answers that say what the label says, which one that cannot be read does not; None without any."""
-        label = self.state.episode.record.label
+        label = self.state.label
         hits = [(answer := valued.call.answer) is not None and answer.stance == label for valued in self.answers]
         return fmean(hits) if hits else None
 

@@ -8,9 +8,11 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from agents.tools.sources import sources_seen
 from chimera.core.errors import ConfigError, RunError
+from chimera.core.types import Label, ResearchTask
 from chimera.data.tasks import Dataset
-from evaluation.records.rollouts import RolloutInput
+from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from training.learning.base import Bench, PhasePlan
 from training.learning.episodes import Episode
 from training.learning.experience import Call, Conversation
@@ -25,11 +27,13 @@ class State:
 
     Attributes:
         call: The call that gave the answer.
+        label: The right answer for a role that has read what this one had (`ResearchTask.label_after`).
     """
 
     episode: Episode
     call: Call
     conversation: Conversation
+    label: Label
 
     @property
     def key(self) -> Key:
@@ -92,15 +96,20 @@ async def collect_states(plan: PhasePlan, tasks: int, bench: Bench) -> list[Stat
         episodes = await all_of(bench, plan.name, draw_inputs(plan.name, tasks, bench.dataset, bench.config.seed))
     else:
         episodes = await bench.episodes()
+    tasks_by_id = {task.id: task for task in bench.dataset.tasks}
     states: list[State] = []
     for episode in episodes:
+        task = tasks_by_id.get(episode.record.task_id)
         # One thread call per rollout: the event loop stays free, and an interrupted run waits for at most one trace.
-        states += await asyncio.to_thread(states_of, episode, plan.roles)
+        states += await asyncio.to_thread(states_of, episode, plan.roles, task)
     return sorted(states, key=lambda state: state.key)
 
 
-def states_of(episode: Episode, roles: Sequence[str]) -> list[State]:
+def states_of(episode: Episode, roles: Sequence[str], task: ResearchTask | None = None) -> list[State]:
     """The states of one rollout; none without a reward, or when a call is missing in its trace.
+
+    Args:
+        task: The rollout's task, if its evidence has parts; otherwise the record's label is right for every role.
 
     Raises:
         RunError: Its trace cannot be read.
@@ -112,5 +121,11 @@ def states_of(episode: Episode, roles: Sequence[str]) -> list[State]:
     answered = {call.role: call for call in held.calls(roles) if call.outcome and call.visit == 1}
     visits = [visit for visit in held.conversations(roles) if visit.parsed and visit.visit == 1]
     # What a second model answered (`society.fallback`) is nobody's state.
-    asked_again = [visit for visit in visits if visit.role in answered]
-    return [State(episode.on_disk(), answered[visit.role], visit) for visit in asked_again]
+    asked_again = [(answered[visit.role], visit) for visit in visits if visit.role in answered]
+    return [State(episode.on_disk(), call, visit, _label(call, record, task)) for call, visit in asked_again]
+
+
+def _label(call: Call, record: RolloutRecord, task: ResearchTask | None) -> Label:
+    if task is None or call.asked is None:
+        return record.label
+    return task.label_after(source["id"] for source in sources_seen({call.role: call.asked.messages}))

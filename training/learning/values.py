@@ -197,9 +197,9 @@ def own_parts(state: State, answered: Call, answer: Answer, names: Mapping[str, 
 
     Judged parts are the deterministic judge's scores of the recorded work with this answer in its place.
     """
-    record, read = state.episode.record, _read(answered)
+    read = _read(answered)
     amounts = {
-        "alignment": float(answer.stance == record.label),
+        "alignment": float(answer.stance == state.label),
         "unverifiable_quote": float(len(missing_quotes(answer.quotes, read))),
         "parsed": 1.0,
     }

@@ -22,7 +22,7 @@ outcomes in questions, and confidence intervals.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import combinations, islice
 from random import Random
 from typing import Literal
 
@@ -141,6 +141,15 @@ def decide(target: Direction, population: str, studies: Iterable[FoundStudy]) ->
     return answers.pop() if len(answers) == 1 else "maybe"
 
 
+def part_labels(
+    target: Direction, population: str, studies: Sequence[FoundStudy]
+) -> Iterator[tuple[frozenset[str], Label]]:
+    """The answer that each set of `studies` gives by itself: what is right for a role that has found no others."""
+    for count in range(len(studies) + 1):
+        for part in combinations(studies, count):
+            yield frozenset(study.id for study in part), decide(target, population, part)
+
+
 def generate(size: int, *, seed: int, levels: Sequence[int] = (1, 2, 3, 4)) -> list[SynthesisTask]:
     """The first `size` tasks of a seed; levels take turns, so item i depends on seed, i and levels only.
 
@@ -198,6 +207,7 @@ def generate_one(seed: int, index: int, level: int) -> SynthesisTask:
         long_answer=conclusion(facts),
         level=level,
         studies=tuple((study.id, study.sections) for study in studies),
+        part_labels=tuple(part_labels(target, population, studies)),
     )
     return SynthesisTask(task, facts)
 

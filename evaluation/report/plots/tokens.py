@@ -18,6 +18,7 @@ SHORT: Mapping[str, str] = {
     baselines.JUNIOR_VOTE: "majority of the juniors",
     baselines.AGENT: "one agent with all tools",
     baselines.AGENT_VOTE: "majority of such agents",
+    baselines.MAP_REDUCE: "a call for each study, one to combine",
     baselines.CONSISTENCY: "majority of single calls",
     baselines.SINGLE: "one sampled call",
     baselines.GREEDY: "one greedy call",

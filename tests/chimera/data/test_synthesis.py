@@ -14,6 +14,7 @@ from chimera.core.types import LABELS, Label, abstract_text
 from chimera.data.generated.reader import asked_direction, asked_endpoint, read_direction, read_significance
 from chimera.data.generated.synthesis import STUDIES, FoundStudy, SynthesisTask, decide, generate
 from chimera.data.generated.tasks import LABEL_MIX
+from chimera.data.generated.tasks import generate as one_study
 from chimera.data.generated.vocabulary import CONDITIONS, ENDPOINTS, GROUPS
 from chimera.data.tasks import Dataset, load
 
@@ -65,6 +66,18 @@ def test_a_reader_of_all_studies_is_always_right_and_a_reader_of_some_is_not() -
     assert right(of(0, 1, 2)) == 1.0
     assert max(right(of(place)) for place in range(3)) < 0.6
     assert max(right(of(*pair)) for pair in ((0, 1), (0, 2), (1, 2))) < 0.82
+
+
+def test_who_has_read_some_studies_is_right_by_those_alone() -> None:
+    for item in TASKS[:100]:
+        studies = item.facts.studies
+        assert item.task.label_after(study.id for study in studies) == item.task.label
+        assert item.task.label_after(["a protein"]) == "maybe"
+        for study in studies:
+            alone = decide(item.facts.asked, item.facts.population, [study])
+            assert item.task.label_after([study.id, study.id, "a protein"]) == alone
+    for item in one_study(3, seed=12):
+        assert item.task.label_after([]) == item.task.label_after(["a protein"]) == item.task.label
 
 
 def test_the_best_guess_from_one_study_stays_far_from_the_rule() -> None:

@@ -11,7 +11,8 @@ from message_kit import refused
 
 from chimera.config.sections.rollouts import RewardConfig
 from chimera.core.errors import ConfigError
-from chimera.data.tasks import load
+from chimera.core.types import ResearchTask, Section
+from chimera.data.tasks import Dataset, load
 from training.configuration import load_config
 from training.learning.base import PhasePlan
 from training.learning.groups import group_figures, grow
@@ -44,6 +45,22 @@ async def test_a_state_is_a_role_s_first_visit_in_a_rollout_with_a_reward(tmp_pa
     found = await collect_states(PLAN, 0, bench)
     assert [state.name for state in found] == [f"{REFINER}/gather/t{number}/0" for number in range(1, TASKS)]
     assert states_of(bench.episode(bench.earlier[2]), ["Neurologist"]) == []
+
+
+async def test_a_role_that_has_found_one_of_several_studies_is_right_by_that_study(tmp_path):
+    """The prompts of `Answers` hold the passage "a": tasks that say what follows from it alone."""
+    studies = tuple((id_, (Section("", id_),)) for id_ in "ab")
+    parts = ((frozenset("a"), "no"), (frozenset("ab"), "yes"))
+    tasks = tuple(
+        ResearchTask(f"t{number}", "Is it so?", (), "yes", "generated", studies=studies, part_labels=parts)
+        for number in range(TASKS - 1)
+    )
+    bench = Answers(tmp_path, dataset=Dataset(tasks, (), (), "generated", "test"))
+    groups = await grown(bench, {"alignment": 1.0})
+    assert [group.state.label for group in groups] == ["no"] * len(tasks) + ["yes"]
+    for group in groups:
+        for valued in group.answers:
+            assert valued.worth.value == (valued.call.answer.stance == group.state.label)
 
 
 async def test_direct_values_are_the_weighted_parts_of_the_answer_itself(tmp_path):
