@@ -1,6 +1,7 @@
 """Whole runs that learn what roles are told: from gather to report, killed and resumed, and within their budgets."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,8 @@ from chimera.planted import HABITS, Planted
 from chimera.run.directory import Run
 from chimera.run.jsonl import read_lines
 from chimera.run.policies import GRAPH, GUIDANCE
+from chimera.serving.bundled import FIRST_LINE
+from chimera.serving.embedded.checkpoint import NANO
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(1800)]
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -217,6 +220,31 @@ def test_a_society_of_api_models_goes_through_configs_endpoint_within_its_budget
     questions = read_lines(tmp_path / "api" / "phases" / "gepa" / "calls.jsonl")
     used += sum(line["response"]["usage"]["total_tokens"] for line in questions)
     assert used == answered * USAGE["total_tokens"]
+
+
+def test_examples_weights_and_instructions_are_learned_in_turn(tmp_path):
+    """BetterTogether (`fewshot, sft, gepa`) on one slot: weights that see the whole system prompt."""
+    model = tmp_path / "open"
+    shutil.copytree(NANO, model)
+    template = model / "chat_template.jinja"
+    template.write_text(template.read_text().replace(FIRST_LINE, "message.content"))
+    (tmp_path / "turns.yaml").write_text(
+        "pipeline:\n"
+        "  gather: {tasks: 16}\n"
+        "  fewshot: {roles: [juniors], tasks: 4, candidates: 2, examples: 1}\n"
+        "  sft: {algorithm: rejection, roles: [juniors], answers: 2, epochs: 1, min_examples: 4}\n"
+        "  gepa: {roles: [juniors], tasks: 4, model: senior, budget: {rollouts: 8}}\n"
+        "gate: {tasks: 6}\n"
+    )
+    small = ["data.size=120", "wandb.mode=disabled", f"models.junior.path={model}", f"runs_dir={tmp_path}"]
+    run("chimera.train", "--config", tmp_path / "turns.yaml", "--name", "turns", *small)
+    phases = finished(tmp_path, "turns")
+    assert list(phases) == ["gather", "fewshot", "sft", "gepa"]
+    assert phases["sft"]["figures"]["selected"] >= 4
+    assert 0 < phases["gepa"]["figures"]["rollouts"] <= 8
+    searched = [row for name, rows in recorded(tmp_path / "turns").items() if "gepa--" in name for row in rows]
+    live = "junior@sft" if phases["sft"]["kept"] else "open@0"
+    assert {row["policy_versions"]["junior"] for row in searched} == {live}
 
 
 def counted(row):
