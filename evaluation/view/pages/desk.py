@@ -14,8 +14,7 @@ from starlette.responses import HTMLResponse
 
 from chimera.run.owner import owner
 from chimera.show import html
-from chimera.show.blocks import Block, Inline, Text
-from chimera.show.chart import LineChart, figure
+from chimera.show.blocks import Block, Figure, Inline, Text
 from evaluation.causes.lost import TITLES
 from evaluation.report.formats import change, shown
 from evaluation.scores.rewards import part_title
@@ -144,8 +143,8 @@ def answer(row: RolloutRow) -> list[Text]:
     return [text] if row.right else [text, Text(f" key {row.label}", "quiet")]
 
 
-def drawn(chart: LineChart) -> Markup:
-    return Markup(html.render([figure(chart)]))
+def drawn(figure: Figure) -> Markup:
+    return Markup(html.render([figure]))
 
 
 def _environment() -> Environment:
