@@ -1,4 +1,4 @@
-"""What a run's phases are doing, how far they are, and how long the whole run will take."""
+"""What a run's phases are doing, what the gate decided, and how long the whole run will take."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +18,24 @@ LEAST_SHARE = 0.1
 
 PhaseState = Literal["waits", "runs", "stopped", "failed", "finished"]
 RunState = Literal["runs", "evaluates", "stopped", "failed", "finished", "empty"]
+
+
+@dataclass(frozen=True, slots=True)
+class GateDecision:
+    """What the gate decided about one phase's policy.
+
+    Attributes:
+        policy: The policy's version.
+        live: True if it went live, False if it was rolled back.
+        reasons: Why it was rolled back.
+        comparisons: What it was compared with, as the gate wrote it.
+    """
+
+    phase: str
+    policy: str
+    live: bool
+    reasons: Sequence[str]
+    comparisons: Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +98,21 @@ def shown_phases(
     rate = _rate(phases, costs)
     expected = {name: rate * cost for name, cost in costs.items()} if rate is not None else {}
     return [replace(phase, left=_left(phase, {**expected, **(earlier or {})}.get(phase.name))) for phase in phases]
+
+
+def decisions(snapshot: Snapshot) -> list[GateDecision]:
+    """The gate's decisions of a run in their order."""
+    return [
+        GateDecision(
+            phase=event["phase"],
+            policy=event["policy"]["version"],
+            live=event["event"] == WENT_LIVE,
+            reasons=event.get("reasons", ()),
+            comparisons=snapshot.gates.get(event["phase"], {}).get("comparisons", ()),
+        )
+        for event in snapshot.events
+        if event["event"] in (WENT_LIVE, ROLLED_BACK)
+    ]
 
 
 def state_of(phases: Sequence[ShownPhase], *, running: bool, evaluates: bool = False) -> RunState:

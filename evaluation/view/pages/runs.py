@@ -22,8 +22,7 @@ from evaluation.view.pages.curves import outcome_drawings, part_drawings, reward
 from evaluation.view.pages.desk import ViewDesk, rollouts_address
 from evaluation.view.pages.earlier import earlier_seconds
 from evaluation.view.pages.figures import Figures, pair_up
-from evaluation.view.pages.phases import RunState, ShownPhase, shown_phases, state_of, time_left
-from evaluation.view.pages.verdicts import decisions
+from evaluation.view.pages.phases import RunState, ShownPhase, decisions, shown_phases, state_of, time_left
 from evaluation.view.reading.watched import Snapshot, WatchedRun
 
 PAGE = 30
