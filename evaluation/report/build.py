@@ -7,6 +7,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -127,11 +128,11 @@ def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
         "strongest": standing.strongest(study),
         "levels": standing.levels(study),
         "predictions": official.summary(study),
-        "references": [reference.dump() for reference in official.REFERENCES] if plan.official else [],
+        "references": [asdict(reference) for reference in official.REFERENCES] if plan.official else [],
         "judges": health(study),
         "guidance": learned_guidance(study.run.path, config.society, plan.learned),
         "side_by_side": _side_by_side(study),
-        "plots": [plot.dump() for plot in plots],
+        "plots": [asdict(plot) for plot in plots],
         "notes": [*filter(None, warnings), *notes(study)],
     }
     return json.loads(json.dumps(report, allow_nan=False))
