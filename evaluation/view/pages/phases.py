@@ -79,15 +79,12 @@ class ShownPhase:
         return None
 
 
-def shown_phases(
-    snapshot: Snapshot, *, running: bool, now: float, earlier: Mapping[str, float] | None = None
-) -> list[ShownPhase]:
+def shown_phases(snapshot: Snapshot, *, running: bool, now: float) -> list[ShownPhase]:
     """The planned phases of a run, and those that ran beside the last plan.
 
     Args:
         running: True if a process trains it.
         now: Seconds since 1970.
-        earlier: Seconds that the phases took in other runs with the same settings.
     """
     planned = [str(name) for event in snapshot.events if event["event"] == "planned" for name in event["phases"]]
     begun = [str(event["phase"]) for event in snapshot.events if event["event"] == "phase_started"]
@@ -97,7 +94,7 @@ def shown_phases(
     phases = [_phase(snapshot, name, running, now, first) for name in names]
     rate = _rate(phases, costs)
     expected = {name: rate * cost for name, cost in costs.items()} if rate is not None else {}
-    return [replace(phase, left=_left(phase, {**expected, **(earlier or {})}.get(phase.name))) for phase in phases]
+    return [replace(phase, left=_left(phase, expected.get(phase.name))) for phase in phases]
 
 
 def decisions(snapshot: Snapshot) -> list[GateDecision]:
