@@ -175,10 +175,8 @@ async def _unlike_trace(
         return [f"{record.trace} lacks {missing} model calls"], False
     try:
         calls = model_calls(trace, attempt_id=attempt)
-        if begin is None:
-            again = await replay.run(record, calls, outcome["calls"], task)
-        else:
-            again = await replay.run_from(await begin(), record, calls, outcome["calls"], task)
+        start = None if begin is None else await begin()
+        again = await replay.run(record, calls, outcome["calls"], task, start)
     except (ChimeraError, KeyError, TypeError, ValueError, SyntaxError) as error:
         return [f"{record.trace}, replayed: {error}"], False
     for name in ("outputs", "parts", "reward"):
