@@ -159,7 +159,6 @@ def _environment() -> Environment:
         "rollouts_address": rollouts_address,
         "rollout_address": rollout_address,
         "seat_address": seat_address,
-        "pair_address": pair_address,
         "tasks_address": tasks_address,
         "time_words": time_words,
         "moment": moment,

@@ -169,17 +169,18 @@ def _costs(snapshot: Snapshot, names: Sequence[str], first: str | None) -> dict[
 
 def _rate(phases: Sequence[ShownPhase], costs: Mapping[str, float]) -> float | None:
     """Seconds of one unit of cost, from finished phases, else from a running one; None if nothing tells."""
-    spent = [
-        (phase.seconds, costs[phase.name]) for phase in phases if phase.state == "finished" and phase.name in costs
-    ]
-    timed = [(seconds, cost) for seconds, cost in spent if seconds is not None and cost]
-    if timed:
-        return sum(seconds for seconds, _ in timed) / sum(cost for _, cost in timed)
-    for phase in phases:
-        work = phase.works[-1] if phase.works else None
-        if phase.state == "runs" and work and work.total and work.done and phase.seconds and costs.get(phase.name):
-            return phase.seconds * work.total / work.done / costs[phase.name]
-    return None
+    priced = [(phase, phase.seconds, costs[phase.name]) for phase in phases if phase.seconds and costs.get(phase.name)]
+    done = [(seconds, cost) for phase, seconds, cost in priced if phase.state == "finished"]
+    done = (
+        done
+        or [
+            (seconds, cost * work.done / work.total)
+            for phase, seconds, cost in priced
+            for work in phase.works[-1:]
+            if phase.state == "runs" and work.total
+        ][:1]
+    )
+    return sum(seconds for seconds, _ in done) / sum(cost for _, cost in done) if done else None
 
 
 def _phase(snapshot: Snapshot, name: str, running: bool, now: float, first: str | None) -> ShownPhase:
@@ -254,8 +255,6 @@ def _left(phase: ShownPhase, expected: float | None) -> float | None:
     """About how many seconds a phase will still take: by what was expected, else by what is done of its last work."""
     if phase.state == "finished":
         return 0.0
-    if expected is not None and phase.seconds is None:
-        return expected
     if phase.state != "runs" or phase.seconds is None:
         return expected
     if expected is not None and phase.seconds < expected:
