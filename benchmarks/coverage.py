@@ -11,8 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from evaluation.measures.paired import paired_difference
-from evaluation.measures.statistics import Numbers
+from evaluation.measures.statistics import Numbers, bootstrap_mean
 from evaluation.seeds.crossed import Estimate, crossed_interval, interquartile_mean, mean_of_runs, resample
 
 CONFIDENCE = 0.95
@@ -48,7 +47,9 @@ def coverage(runs: int, effects: tuple[float, float, float], *, trials: int, res
     for trial in range(trials):
         settings = {"confidence": CONFIDENCE, "resamples": resamples, "seed": trial}
         values = simulated(generator, runs, effects)
-        pooled = paired_difference([0.0] * values.size, values.ravel().tolist(), **settings)
+        pooled = bootstrap_mean(values.ravel().tolist(), **settings)
+        assert pooled.low is not None
+        assert pooled.high is not None
         groups = [values[:, :, None]]
         mean, middle = mean_of_runs(groups, of_totals), interquartile_mean(groups, of_totals)
         ends = [(pooled.low, pooled.high), percentiles(mean, values.shape, resamples, trial)]

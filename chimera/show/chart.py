@@ -40,47 +40,18 @@ class Curve:
     href: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """A curve in pixels, with the part of the chart that it fills and its name, if there is room for it."""
-
-    left: float
-    width: float
-    name: str
-    shown: str
-    href: str | None
-    line: str
-    points: Sequence[Point]
-
-
-@dataclass(frozen=True, slots=True)
-class LineChart:
-    """A chart in pixels.
-
-    Attributes:
-        note: The latest value, or what else is worth a word.
-        ticks: Heights with their numbers.
-    """
-
-    title: str
-    note: str
-    width: float
-    height: float
-    ticks: Sequence[tuple[float, str]]
-    stretches: Sequence[Stretch]
-
-
 def draw(
     title: str, curves: Sequence[Curve], *, note: str = "", width: float = 360.0, height: float = 132.0
-) -> LineChart | None:
+) -> Figure | None:
     """A chart of `curves`, which share the scale and lie side by side; None if there is no point.
 
     Values that are not finite are left out.
     """
     curves = [Curve(curve.name, [dot for dot in curve.points if math.isfinite(dot.y)], curve.href) for curve in curves]
-    points = [point for curve in curves for point in curve.points]
-    if not points:
+    curves = [curve for curve in curves if curve.points]
+    if not curves:
         return None
+    points = [point for curve in curves for point in curve.points]
     first, last = min(point.x for point in points), max(point.x for point in points)
     ticks = round_ticks(min(point.y for point in points), max(point.y for point in points))
     low, high = ticks[0], ticks[-1]
@@ -91,41 +62,30 @@ def draw(
     def down(y: float) -> float:
         return height - BOTTOM - (height - TOP - BOTTOM) * (y - low) / (high - low)
 
-    drawn = [curve for curve in curves if curve.points]
-    ends = [across(curve.points[0].x) for curve in drawn] + [width - RIGHT]
-    stretches = []
-    for curve, (start, end) in zip(drawn, pairwise([LEFT, *ends[1:]]), strict=True):
+    inside = [_tick(width, round(down(tick), 1), _number(tick, high - low)) for tick in ticks]
+    starts = [LEFT, *(across(curve.points[0].x) for curve in curves[1:]), width - RIGHT]
+    for place, (curve, (start, end)) in enumerate(zip(curves, pairwise(starts), strict=True)):
         placed = [Point(round(across(dot.x), 1), round(down(dot.y), 1), dot.href, dot.title) for dot in curve.points]
-        line = " ".join(f"{dot.x:g},{dot.y:g}" for dot in placed)
-        fits = int((end - start) / LETTER)
-        shown = curve.name if len(curve.name) <= fits else ""
-        stretches.append(Stretch(start, max(end - start, 0.0), curve.name, shown, curve.href, line, placed))
-    labels = [(round(down(tick), 1), _number(tick, high - low)) for tick in ticks]
-    return LineChart(title, note, width, height, labels, stretches)
+        drawn = _stretch(Curve(curve.name, placed, curve.href), start, max(end - start, 0.0), height)
+        inside.append(f'<g class="stretch{"" if place % 2 else " even"}">{drawn}</g>')
+    box = f"0 0 {width} {height}"
+    svg = f'<svg class="chart" viewBox="{box}" role="img" aria-label="{escape(title)}">{"".join(inside)}</svg>'
+    return Figure(title, note, svg)
 
 
-def figure(chart: LineChart) -> Figure:
-    """The chart as a block."""
-    box = f"0 0 {chart.width} {chart.height}"
-    inside = "".join(_tick(chart, y, text) for y, text in chart.ticks)
-    inside += "".join(_stretch(chart, stretch, even=place % 2 == 0) for place, stretch in enumerate(chart.stretches))
-    svg = f'<svg class="chart" viewBox="{box}" role="img" aria-label="{escape(chart.title)}">{inside}</svg>'
-    return Figure(chart.title, chart.note, svg)
-
-
-def _tick(chart: LineChart, y: float, text: str) -> str:
-    line = f'<line class="grid" x1="{LEFT}" x2="{chart.width - RIGHT}" y1="{y}" y2="{y}"></line>'
+def _tick(width: float, y: float, text: str) -> str:
+    line = f'<line class="grid" x1="{LEFT}" x2="{width - RIGHT}" y1="{y}" y2="{y}"></line>'
     return f'{line}<text class="tick" x="{LEFT - 5}" y="{y + 3.5}">{escape(text)}</text>'
 
 
-def _stretch(chart: LineChart, stretch: Stretch, *, even: bool) -> str:
-    name, size = escape(stretch.name), f'height="{chart.height - BOTTOM - TOP}"'
-    ground = f'<rect x="{stretch.left}" width="{stretch.width}" y="{TOP:g}" {size}><title>{name}</title></rect>'
-    points = "".join(map(_point, stretch.points))
-    label = f'<text class="name" x="{stretch.left + 2}" y="{chart.height - 5}">{escape(stretch.shown)}</text>'
-    linked = _linked(stretch.href, label) if stretch.shown else ""
-    line = f'<polyline points="{stretch.line}"></polyline>'
-    return f'<g class="stretch{" even" if even else ""}">{ground if name else ""}{line}{points}{linked}</g>'
+def _stretch(curve: Curve, left: float, width: float, height: float) -> str:
+    """A curve in pixels, on the part of the chart that it fills, with its name if there is room for it."""
+    name, size = escape(curve.name), f'height="{height - BOTTOM - TOP}"'
+    ground = f'<rect x="{left}" width="{width}" y="{TOP:g}" {size}><title>{name}</title></rect>' if name else ""
+    line = " ".join(f"{dot.x:g},{dot.y:g}" for dot in curve.points)
+    label = f'<text class="name" x="{left + 2}" y="{height - 5}">{name}</text>'
+    shown = _linked(curve.href, label) if name and len(curve.name) <= int(width / LETTER) else ""
+    return f'{ground}<polyline points="{line}"></polyline>{"".join(map(_point, curve.points))}{shown}'
 
 
 def _point(point: Point) -> str:

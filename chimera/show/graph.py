@@ -156,64 +156,31 @@ def _figure(diagram: Diagram) -> "Figure":
 
 
 def _panels(axes: "Axes", diagram: Diagram, place: Mapping[str, Point]) -> None:
-    from matplotlib.patches import FancyBboxPatch
-
     for group in diagram.groups:
         points = [place[box.name] for box in diagram.boxes if box.group == group.name]
         left = min(x for x, _ in points) - BOX_WIDTH / 2 - PAD
         right = max(x for x, _ in points) + BOX_WIDTH / 2 + PAD
         low = min(y for _, y in points) - BOX_HEIGHT / 2 - PAD
         high = max(y for _, y in points) + BOX_HEIGHT / 2 + PAD
-        axes.add_patch(
-            FancyBboxPatch(
-                (left, low),
-                right - left,
-                high - low,
-                boxstyle="round,pad=0,rounding_size=0.16",
-                facecolor=group.colour + "14",
-                edgecolor="none",
-                zorder=0,
-            )
-        )
+        style = {"facecolor": group.colour + "14", "edgecolor": "none", "zorder": 0}
+        _rounded(axes, (left, low), right - left, high - low, 0.16, **style)
         above = max(y for _, y in points) > -ROW_GAP / 2
-        axes.text(
-            (left + right) / 2,
-            high + 0.07 if above else low - 0.08,
-            group.label,
-            ha="center",
-            va="bottom" if above else "top",
-            fontsize=11,
-            fontweight="bold",
-            color=group.colour,
-        )
+        at = (left + right) / 2, high + 0.07 if above else low - 0.08
+        _words(axes, at, group.label, 11, group.colour, va="bottom" if above else "top", fontweight="bold")
 
 
 def _boxes(axes: "Axes", diagram: Diagram, place: Mapping[str, Point]) -> None:
-    from matplotlib.patches import FancyBboxPatch
-
     colours = {group.name: group.colour for group in diagram.groups}
     for box in diagram.boxes:
         x, y = place[box.name]
-        axes.add_patch(
-            FancyBboxPatch(
-                (x - BOX_WIDTH / 2, y - BOX_HEIGHT / 2),
-                BOX_WIDTH,
-                BOX_HEIGHT,
-                boxstyle="round,pad=0,rounding_size=0.12",
-                facecolor="white",
-                edgecolor=colours[box.group],
-                linewidth=1.6,
-                zorder=3,
-            )
-        )
+        style = {"facecolor": "white", "edgecolor": colours[box.group], "linewidth": 1.6, "zorder": 3}
+        _rounded(axes, (x - BOX_WIDTH / 2, y - BOX_HEIGHT / 2), BOX_WIDTH, BOX_HEIGHT, 0.12, **style)
         lift = 0.13 if box.caption else 0.0
-        axes.text(
-            x, y + lift, box.title, ha="center", va="center", fontsize=11.5, fontweight="bold", color=INK, zorder=4
-        )
-        axes.text(x, y - 0.16, box.caption, ha="center", va="center", fontsize=9.5, color=QUIET, zorder=4)
+        _words(axes, (x, y + lift), box.title, 11.5, INK, fontweight="bold", zorder=4)
+        _words(axes, (x, y - 0.16), box.caption, 9.5, QUIET, zorder=4)
     for node, text in ((START, "question"), (END, "decision")):
         style = {"boxstyle": "round,pad=0.45,rounding_size=0.9", "facecolor": INK, "edgecolor": INK}
-        axes.text(*place[node], text, ha="center", va="center", fontsize=11, color="white", bbox=style, zorder=4)
+        _words(axes, place[node], text, 11, "white", bbox=style, zorder=4)
 
 
 def _edges(axes: "Axes", diagram: Diagram, place: Mapping[str, Point]) -> None:
@@ -238,19 +205,20 @@ def _edges(axes: "Axes", diagram: Diagram, place: Mapping[str, Point]) -> None:
         )
         if is_loop and edge.label:
             (x1, y1), (x2, y2), (x3, y3), (x4, y4) = points
+            middle = (x1 + 3 * x2 + 3 * x3 + x4) / 8, (y1 + 3 * y2 + 3 * y3 + y4) / 8
             style = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": "none"}
-            axes.text(
-                (x1 + 3 * x2 + 3 * x3 + x4) / 8,
-                (y1 + 3 * y2 + 3 * y3 + y4) / 8,
-                edge.label,
-                ha="center",
-                va="center",
-                fontsize=10,
-                fontweight="bold",
-                color=colour,
-                bbox=style,
-                zorder=5,
-            )
+            _words(axes, middle, edge.label, 10, colour, fontweight="bold", bbox=style, zorder=5)
+
+
+def _rounded(axes: "Axes", corner: Point, width: float, height: float, radius: float, **style: Any) -> None:
+    from matplotlib.patches import FancyBboxPatch
+
+    boxstyle = f"round,pad=0,rounding_size={radius}"
+    axes.add_patch(FancyBboxPatch(corner, width, height, boxstyle=boxstyle, **style))
+
+
+def _words(axes: "Axes", at: Point, text: str, size: float, colour: str, *, va: str = "center", **style: Any) -> None:
+    axes.text(*at, text, ha="center", va=va, fontsize=size, color=colour, **style)
 
 
 def _curve(place: Mapping[str, Point], edge: Edge) -> tuple[Point, Point, Point, Point]:

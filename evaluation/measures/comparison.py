@@ -26,15 +26,15 @@ from evaluation.measures.metrics import (
     metrics_of,
     values_of,
 )
-from evaluation.measures.paired import paired_difference
+from evaluation.measures.paired import sign_test
 from evaluation.measures.statistics import (
     Numbers,
+    bootstrap_mean,
     exchange_test,
     f1_rows,
     holm,
     interval_around,
     macro_f1_of_totals,
-    mcnemar,
     minimum_detectable_effect,
     of_all,
     resampled,
@@ -269,15 +269,13 @@ def compare_means(
     """
     old, new = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
     changes, n = new - old, len(old)
-    ends, deviation = None, 0.0
-    if n > 1:
-        interval = paired_difference(before, after, **interval_settings(config))
-        ends, deviation = (interval.low, interval.high), float(changes.std(ddof=1))
-        if metric.unit == "share" and not changes.any():
-            unseen = unseen_share(n, config.evaluation.confidence)
-            ends = -unseen, unseen
+    interval = bootstrap_mean(changes.tolist(), **interval_settings(config))
+    ends, deviation = (interval.low, interval.high), float(changes.std(ddof=1)) if n > 1 else 0.0
+    if n > 1 and metric.unit == "share" and not changes.any():
+        unseen = unseen_share(n, config.evaluation.confidence)
+        ends = -unseen, unseen
     if exact:
-        p = mcnemar(int(np.count_nonzero(changes > 0)), int(np.count_nonzero(changes < 0)))
+        p = sign_test(int(np.count_nonzero(changes > 0)), int(np.count_nonzero(changes < 0)))
     else:
         p = exchange_test(old, new, permutations=exchanges(config), seed=config.seed)
     values = float(old.mean()), float(new.mean()), float(changes.mean())
@@ -289,7 +287,7 @@ def _of_macro_f1(pair: Sequence[Numbers], metric: Metric, config: Config) -> Com
     old, new = pair
     settings, n = config.evaluation, len(old)
     first, second = (of_all(rows, macro_f1_of_totals) for rows in (old, new))
-    ends, deviation = None, 0.0
+    ends, deviation = (None, None), 0.0
     if n > 1:
         draws = {"resamples": settings.resamples, "seed": config.seed}
         drawn = resampled(new, macro_f1_of_totals, **draws) - resampled(old, macro_f1_of_totals, **draws)
@@ -302,7 +300,7 @@ def _of_macro_f1(pair: Sequence[Numbers], metric: Metric, config: Config) -> Com
 
 def _comparison(
     values: tuple[float, float, float],
-    ends: tuple[float, float] | None,
+    ends: tuple[float | None, float | None],
     deviation: float,
     p: float,
     n: int,
@@ -312,10 +310,9 @@ def _comparison(
 ) -> Comparison:
     """Not yet adjusted. `values`: before, after, difference. `deviation`: standard deviation of tasks' differences."""
     alpha = 1 - config.evaluation.confidence
-    low, high = (None, None) if ends is None else ends
     mde = minimum_detectable_effect(deviation, n, alpha=alpha, power=POWER)
     margin = margins(config).get(metric.name)
-    return Comparison(*values, low, high, p, None, n, mde, test, None, metric.primary, margin)
+    return Comparison(*values, *ends, p, None, n, mde, test, None, metric.primary, margin)
 
 
 CLAUSES = {"alignment": "answers right"}

@@ -8,7 +8,7 @@ without all items, and a label "missing" would be a fourth class of macro-F1. So
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,6 @@ class Reference:
     accuracy: float
     macro_f1: float | None
     source: str
-
-    def dump(self) -> dict[str, Any]:
-        """Plain data for the report."""
-        return asdict(self)
 
 
 _JIN = "Jin et al. 2019, arXiv:1909.06146"

@@ -20,7 +20,7 @@ from scipy.optimize import root_scalar
 from scipy.special import nctdtr, stdtrit
 
 from chimera.core.types import Label
-from evaluation.measures.paired import expanded_percentiles, sign_test
+from evaluation.measures.paired import expanded_percentiles
 
 Numbers: TypeAlias = NDArray[np.float64]
 Statistic: TypeAlias = Callable[[Numbers], Numbers]
@@ -113,11 +113,6 @@ def unseen_share(n: int, confidence: float) -> float:
     return 1 - ((1 - confidence) / 2) ** (1 / n)
 
 
-def mcnemar(gained: int, lost: int) -> float:
-    """Two-sided p-value of McNemar's exact test. Tasks that were neither gained nor lost do not count."""
-    return sign_test(gained, lost)
-
-
 def exchange_test(
     before: Numbers, after: Numbers, statistic: Statistic | None = None, *, permutations: int, seed: int
 ) -> float:
@@ -190,26 +185,6 @@ def minimum_detectable_effect(deviation: float, n: int, *, alpha: float, power: 
     return root_scalar(lacking, bracket=(0.0, largest)).root * deviation / sqrt(n)
 
 
-def macro_f1(pairs: Iterable[tuple[Label, Label | None]]) -> float:
-    """Macro-F1 in [0, 1]: mean F1 of the labels that occur among labels or answers.
-
-    It equals scikit-learn's `f1_score(average="macro")`, which PubMedQA's authors use (Jin et al. 2019), except that a
-    missing answer is not a fourth class but a miss of its label.
-
-    Args:
-        pairs: Label and answer; None is no answer.
-
-    Raises:
-        ValueError: There are no pairs.
-    """
-    answer_pairs = list(pairs)
-    labels = sorted({label for pair in answer_pairs for label in pair if label is not None})
-    rows = f1_rows([(label, [answer]) for label, answer in answer_pairs], labels)
-    if len(rows) == 0:
-        raise ValueError("macro-F1 needs at least one task, got none")
-    return of_all(rows, macro_f1_of_totals)
-
-
 def f1_rows(tasks: Iterable[tuple[Label, Sequence[Label | None]]], labels: Sequence[Label]) -> Numbers:
     """The contribution of each task to the totals of macro-F1, as shares of its answers; shape (tasks, 3 x labels).
 
@@ -226,7 +201,11 @@ def f1_rows(tasks: Iterable[tuple[Label, Sequence[Label | None]]], labels: Seque
 
 
 def macro_f1_of_totals(totals: Numbers) -> Numbers:
-    """Macro-F1 of each row of totals of `f1_rows`: F1 = 2 hits / (times true + times answered)."""
+    """Macro-F1 of each row of totals of `f1_rows`: the mean F1 of the labels that occur among labels or answers.
+
+    F1 = 2 hits / (times true + times answered). It equals scikit-learn's `f1_score(average="macro")`, which PubMedQA's
+    authors use (Jin et al. 2019), except that a missing answer is not a fourth class but a miss of its label.
+    """
     hits, true, answered = np.split(totals, 3, axis=1)
     occurring = true + answered
     occurs = occurring > TIE
@@ -240,7 +219,7 @@ def _mean_of(n: int) -> Statistic:
 
 @lru_cache(maxsize=4)
 def _times_drawn(n: int, resamples: int, seed: int) -> Numbers:
-    """Number of times that each resample has each task, drawn as in `paired_difference`."""
+    """Number of times that each resample has each task."""
     drawn = np.random.default_rng(seed).integers(n, size=(resamples, n))
     places = (drawn + np.arange(resamples)[:, None] * n).ravel()
     return np.bincount(places, minlength=resamples * n).reshape(resamples, n).astype(float)

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+from pydantic import TypeAdapter
+
 from chimera.config.roles import JUNIORS, RolesConfig
 from chimera.config.sections.evaluation import EvaluationConfig
 from chimera.config.tree import Config
@@ -73,13 +75,6 @@ class Stage:
     def __post_init__(self) -> None:
         object.__setattr__(self, "own_name", self.own_name or self.name)
 
-    def dump(self) -> dict[str, Any]:
-        return {**asdict(self), "policies": [policy.dump() for policy in self.policies]}
-
-    @classmethod
-    def load(cls, data: Mapping[str, Any]) -> "Stage":
-        return cls(**{**data, "policies": tuple(Policy.load(policy) for policy in data["policies"])})
-
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -137,25 +132,14 @@ class Plan:
         return next((stage for stage in self.stages if stage.policies == policies), None)
 
     def dump(self) -> dict[str, Any]:
-        return {
-            "split": self.split,
-            "source": self.source,
-            "data": self.data,
-            "tasks": [asdict(task) for task in self.tasks],
-            "repeats": self.repeats,
-            "stages": [stage.dump() for stage in self.stages],
-            "official": self.official,
-            "alone_slot": self.alone_slot,
-            "learned": {phase: policy.dump() for phase, policy in self.learned.items()},
-            "labels": list(self.labels),
-        }
+        return asdict(self)
 
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> "Plan":
-        tasks, stages = (PlannedTask(**task) for task in data["tasks"]), map(Stage.load, data["stages"])
-        learned = {phase: Policy.load(policy) for phase, policy in data["learned"].items()}
-        labels = tuple(data.get("labels", LABELS))
-        return cls(**{**data, "tasks": tuple(tasks), "stages": tuple(stages), "learned": learned, "labels": labels})
+        return _PLAN.validate_python(data)
+
+
+_PLAN = TypeAdapter(Plan)
 
 
 @dataclass(frozen=True, slots=True)

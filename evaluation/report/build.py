@@ -6,11 +6,12 @@ Every number comes with the rollouts that it was computed from, named by file an
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 from chimera.config.tree import Config
 from chimera.core.types import Label
@@ -59,6 +60,7 @@ from evaluation.scores.judge_health import health
 
 FORMAT = "chimera-report"
 VERSION = 3
+Key = TypeVar("Key")
 
 
 def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
@@ -127,11 +129,11 @@ def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
         "strongest": standing.strongest(study),
         "levels": standing.levels(study),
         "predictions": official.summary(study),
-        "references": [reference.dump() for reference in official.REFERENCES] if plan.official else [],
+        "references": [asdict(reference) for reference in official.REFERENCES] if plan.official else [],
         "judges": health(study),
         "guidance": learned_guidance(study.run.path, config.society, plan.learned),
         "side_by_side": _side_by_side(study),
-        "plots": [plot.dump() for plot in plots],
+        "plots": [asdict(plot) for plot in plots],
         "notes": [*filter(None, warnings), *notes(study)],
     }
     return json.loads(json.dumps(report, allow_nan=False))
@@ -256,24 +258,19 @@ def _answers(study: Study, name: str) -> TaskAnswers:
 
 def _left_out(plan: Plan) -> dict[str, tuple[Stage, Stage]]:
     """For each phase the stage with all other phases and the one with all, if the plan has both and they differ."""
-    whole = plan.coalition(plan.learned)
-    pairs: dict[str, tuple[Stage, Stage]] = {}
-    for phase in plan.learned:
-        without = plan.coalition([other for other in plan.learned if other != phase])
-        if whole is not None and without is not None and without != whole:
-            pairs[phase] = (without, whole)
-    return pairs
+    return _beside_whole(plan, {phase: plan.learned.keys() - {phase} for phase in plan.learned})
 
 
 def _at_base(plan: Plan) -> dict[Place, tuple[Stage, Stage]]:
     """For each trained place the stage with it back at base and the one with all phases, if the plan has both."""
+    places = coalitions.places(plan.learned)
+    return _beside_whole(plan, {place: coalitions.at_base(plan.learned, place) for place in places})
+
+
+def _beside_whole(plan: Plan, without: Mapping[Key, Collection[str]]) -> dict[Key, tuple[Stage, Stage]]:
     whole = plan.coalition(plan.learned)
-    pairs: dict[Place, tuple[Stage, Stage]] = {}
-    for place in coalitions.places(plan.learned):
-        without = plan.coalition(coalitions.at_base(plan.learned, place))
-        if whole is not None and without is not None:
-            pairs[place] = (without, whole)
-    return pairs
+    stages = {key: plan.coalition(phases) for key, phases in without.items()}
+    return {key: (stage, whole) for key, stage in stages.items() if stage and whole and stage != whole}
 
 
 def _ablation(plan: Plan, compared: Comparisons, config: Config) -> list[dict[str, Any]]:

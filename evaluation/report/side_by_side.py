@@ -149,34 +149,19 @@ def _merged(old: Sequence[Name], new: Sequence[Name]) -> list[Name]:
     return list(dict.fromkeys(names))
 
 
-TEXTS = {
+OUTPUTS: Mapping[str, tuple[str, str]] = {
+    "selected_hypothesis": ("selected hypothesis", ""),
     "supervisor_justification": ("selection", "justification"),
+    "refined_hypothesis": ("refined hypothesis", ""),
+    "final_protocol": ("protocol", ""),
+    "peer_review": ("peer review", ""),
+    "safety_review": ("safety review", ""),
     "final_answer": ("decision", "answer"),
     "final_decision": ("decision", "decision"),
     "final_veto": ("decision", "veto"),
     "final_rationale": ("decision", "rationale"),
 }
-"""Section and field of outputs that are one text."""
-ANSWERS = {
-    "selected_hypothesis": "selected hypothesis",
-    "refined_hypothesis": "refined hypothesis",
-    "final_protocol": "protocol",
-    "peer_review": "peer review",
-    "safety_review": "safety review",
-}
-"""Section of outputs that are one answer with fields."""
-ORDER = (
-    "selected_hypothesis",
-    "supervisor_justification",
-    "refined_hypothesis",
-    "final_protocol",
-    "peer_review",
-    "safety_review",
-    "final_answer",
-    "final_decision",
-    "final_veto",
-    "final_rationale",
-)
+"""Section and field of the outputs that are compared, in reading order. An output without a field has fields itself."""
 
 
 def _fields(record: RolloutRecord) -> Iterator[tuple[Name, str]]:
@@ -186,16 +171,16 @@ def _fields(record: RolloutRecord) -> Iterator[tuple[Name, str]]:
         yield ("outcome", "error"), record.error
     for hypothesis in outputs.get("initial_hypotheses", ()):
         yield from _answer(f"{hypothesis['author']}'s hypothesis", hypothesis)
-    for name in ORDER:
+    for name, (section, field) in OUTPUTS.items():
         if name not in outputs:
             continue
         if name == "supervisor_justification" and (selection := outputs.get("selection")):
-            yield ("selection", "chosen by"), chooser(selection)
-            yield ("selection", "reason"), choice_reason(selection, outputs[name])
-        elif name in TEXTS:
-            yield TEXTS[name], _text(outputs[name])
+            yield (section, "chosen by"), chooser(selection)
+            yield (section, "reason"), choice_reason(selection, outputs[name])
+        elif field:
+            yield (section, field), _text(outputs[name])
         else:
-            yield from _answer(ANSWERS[name], outputs[name])
+            yield from _answer(section, outputs[name])
     for name, value in record.parts.items():
         if value is not None:
             yield ("reward", name), f"{value:z.3f}"

@@ -127,10 +127,14 @@ def _of_visits(record: RolloutRecord, trace: Sequence[Span], root: GenAiSpan, co
         mine = [
             call for call in calls if (call["role"], call["visit"], call.get("attempt", 1)) == (role, visit, attempt)
         ]
-        if mine:
-            yield from _of_calls(mine, visit_span, exchanges, texts, content)
-        else:
-            yield from _exchanges_alone(span, visit_span, exchanges)
+        yield from _of_calls(mine or _unreported(span, exchanges), visit_span, exchanges, texts, content)
+
+
+def _unreported(operation: Span, exchanges: Mapping[str, Span]) -> list[Mapping[str, Any]]:
+    """The model calls of a visit whose attempt reported no outcome, as far as its exchanges tell."""
+    model, responses = str(operation.attributes.get("model")), map(str, operation.attributes.get(RESPONSE_IDS, ()))
+    call = {"kind": "ModelCall", "model": model, "seconds": 0.0}
+    return [{**call, "response_id": response} for response in responses if response in exchanges]
 
 
 def _of_calls(
@@ -191,17 +195,6 @@ def _tool(call: Mapping[str, Any], number: int, visit: GenAiSpan, now: float, co
     end = now + (call.get("seconds") or 0.0)
     name = f"execute_tool {call['tool']}"
     return GenAiSpan(name, visit.trace_id, span_id, visit.span_id, now, end, _known(attributes), error)
-
-
-def _exchanges_alone(operation: Span, visit: GenAiSpan, exchanges: Mapping[str, Span]) -> Iterator[GenAiSpan]:
-    """The model calls of a visit whose attempt reported no outcome."""
-    for response in operation.attributes.get(RESPONSE_IDS, ()):
-        exchange = exchanges.get(str(response))
-        if exchange is not None and exchange.start_time is not None and exchange.end_time is not None:
-            model = str(operation.attributes.get("model"))
-            attributes = {**_shared(visit, "chat"), "gen_ai.request.model": model, "gen_ai.response.id": str(response)}
-            place = visit.trace_id, exchange.span_id, visit.span_id, exchange.start_time, exchange.end_time
-            yield GenAiSpan(f"chat {model}", *place, attributes, client=True)
 
 
 def _shared(visit: GenAiSpan, operation: str) -> dict[str, Any]:

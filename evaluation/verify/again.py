@@ -35,6 +35,7 @@ from evaluation.verify.replay import Replay
 REPORTED = ("outputs", "reward", "parts", "counts", "tokens", "visits", "weights_versions", "seconds", "error")
 """Fields of a record that must equal those of the trace's outcome."""
 TOLERANCE = 1e-9
+"""Tolerance for numbers: another machine may add in another order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +63,11 @@ async def rollouts(study: Study, dataset: Dataset) -> Checked:
         where = f"{place.file}:{place.line} (rollout {record.rollout_id})"
         if seen.setdefault(record.rollout_id, f"{place.file}:{place.line}") != f"{place.file}:{place.line}":
             problems.append(f"{where} has the id of {seen[record.rollout_id]}: a rollout counts once")
-        differences = [*_unlike_task(record, study.config.seed, tasks[record.task_id]), *_unlike_stage(record, stage)]
-        if not differences:
-            differences, done = await _unlike_trace(record, study.run.path, replay, tasks[record.task_id])
+        unlike = [*_unlike_task(record, study.config.seed, tasks[record.task_id]), *_unlike_stage(record, stage)]
+        if not unlike:
+            unlike, done = await _unlike_trace(record, study.run.path, replay, tasks[record.task_id])
             replayed += done
-        problems += [f"{where}: {problem}" for problem in differences]
+        problems += [f"{where}: {problem}" for problem in unlike]
     return Checked(problems, replayed, len(every))
 
 
@@ -78,15 +79,15 @@ async def repairs(study: Study, dataset: Dataset) -> Checked:
         if case.repair is None or case.replay is None:
             continue
         repair, record, task = case.repair, case.replay, tasks[case.record.task_id]
-        differences = [
+        unlike = [
             *_unlike_task(record, study.config.seed, task),
             *_unlike_repair(record, repair, study.plan.final),
         ]
-        if not differences:
+        if not unlike:
             build = partial(start_of, repair, replay, study.run.path, task)
-            differences, done = await _unlike_trace(record, study.run.path, replay, task, build)
+            unlike, done = await _unlike_trace(record, study.run.path, replay, task, build)
             replayed += done
-        problems += [f"{case.place} (replay {record.rollout_id}): {problem}" for problem in differences]
+        problems += [f"{case.place} (replay {record.rollout_id}): {problem}" for problem in unlike]
     return Checked(problems, replayed, sum(case.replay is not None for case in study.examined))
 
 
@@ -161,29 +162,27 @@ async def _unlike_trace(
     if reported is None:
         return ([] if record.seconds is None else [f"{record.trace} holds no outcome"]), False
     attempt, outcome = reported
-    differences = [
+    problems = [
         f"its {name} differs from that in {record.trace}"
         for name in REPORTED
-        if not alike(getattr(record, name), outcome.get(name) if name in outcome else None)
+        if any(differences(getattr(record, name), outcome.get(name)))
     ]
     if any(span.rollout_id != record.rollout_id for span in trace):
-        differences.append(f"{record.trace} is the trace of another rollout")
-    if differences or record.status == "failed":
-        return differences, False
+        problems.append(f"{record.trace} is the trace of another rollout")
+    if problems or record.status == "failed":
+        return problems, False
     if missing := len(untraced(trace)):
         return [f"{record.trace} lacks {missing} model calls"], False
     try:
         calls = model_calls(trace, attempt_id=attempt)
-        if begin is None:
-            again = await replay.run(record, calls, outcome["calls"], task)
-        else:
-            again = await replay.run_from(await begin(), record, calls, outcome["calls"], task)
+        start = None if begin is None else await begin()
+        again = await replay.run(record, calls, outcome["calls"], task, start)
     except (ChimeraError, KeyError, TypeError, ValueError, SyntaxError) as error:
         return [f"{record.trace}, replayed: {error}"], False
     for name in ("outputs", "parts", "reward"):
-        for key, stated, value in _unlike(name, getattr(record, name), getattr(again, name)):
-            differences.append(f"{key} is {stated!r}, but {value!r} when {record.trace} is replayed")
-    return differences, True
+        for key, stated, value in differences(getattr(record, name), getattr(again, name), name):
+            problems.append(f"{key} is {stated!r}, but {value!r} when {record.trace} is replayed")
+    return problems, True
 
 
 def scores(study: Study) -> Iterator[str]:
@@ -219,28 +218,26 @@ def baselines(study: Study, dataset: Dataset) -> Iterator[str]:
                 yield f"baseline {again.baseline} answers {again.answer!r} to task {again.task_id}, recorded is {text}"
 
 
-def alike(stated: Any, computed: Any) -> bool:
-    """True if two JSON values are equal. Numbers may differ by `TOLERANCE`."""
-    return not any(True for _ in _unlike("", stated, computed))
-
-
-def _unlike(place: str, stated: Any, computed: Any) -> Iterator[tuple[str, Any, Any]]:
+def differences(stated: Any, computed: Any, place: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Where two JSON values differ: the dotted path and both values. Numbers may differ by `TOLERANCE`."""
     if isinstance(stated, Mapping) and isinstance(computed, Mapping):
         for key in dict.fromkeys([*stated, *computed]):
-            if key not in stated or key not in computed:
-                yield f"{place}.{key}", stated.get(key), computed.get(key)
-            else:
-                yield from _unlike(f"{place}.{key}", stated[key], computed[key])
+            yield from differences(stated.get(key), computed.get(key), f"{place}.{key}".removeprefix("."))
     elif isinstance(stated, list | tuple) and isinstance(computed, list | tuple) and len(stated) == len(computed):
         for number, (left, right) in enumerate(zip(stated, computed, strict=True)):
-            yield from _unlike(f"{place}.{number}", left, right)
-    elif isinstance(stated, float | int) and isinstance(computed, float | int) and not isinstance(stated, bool):
-        if not math.isclose(stated, computed, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
-            yield place, stated, computed
-    elif stated != computed:
+            yield from differences(left, right, f"{place}.{number}")
+    elif not _equal(stated, computed):
         yield place, stated, computed
 
 
+def _equal(stated: Any, computed: Any) -> bool:
+    if isinstance(stated, bool) or isinstance(computed, bool):
+        return stated is computed
+    if isinstance(stated, int | float) and isinstance(computed, int | float):
+        return math.isclose(stated, computed, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    return stated == computed
+
+
 def _unlike_scores(file: str, score: Judged, again: Mapping[str, Any]) -> Iterator[str]:
-    if not alike(dict(score.scores), dict(again)):
+    if any(differences(dict(score.scores), dict(again))):
         yield f"{file}: the scores of {score.subject} are not those that {score.model} gives"

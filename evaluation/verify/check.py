@@ -27,11 +27,8 @@ from evaluation.report.build import FORMAT, VERSION, build
 from evaluation.report.files import DATA, sheets
 from evaluation.verify import again
 from evaluation.verify.asked import EVALUATED, Evaluated, RunThen, folder_in, hashes_of
-from evaluation.verify.impossible import impossible
 
-TOLERANCE = 1e-9
-"""Tolerance for numbers: another machine may add in another order."""
-NOT_COMPARED = ("plots", "written", "run.path")
+NOT_COMPARED = ("plots.", "written.", "run.path.")
 """Drawings have their hashes, the time of writing with the ledger; the run may have been moved since."""
 SHOWN = 200
 """Longer texts are cut in messages."""
@@ -67,7 +64,8 @@ def verify(report_file: Path, run: Run | None, *, expect: str | None = None) -> 
     file = _file(report_file)
     if run is None:
         absent = f"the run of {report_file} was not found, so no number could be computed again: name it with --run"
-        return Verification([*impossible(read_report(report_file)), absent])
+        read_report(report_file)
+        return Verification([absent])
     try:
         entries = read_chain(run.path / LEDGER)
     except RunError as error:
@@ -141,13 +139,13 @@ def _unlike_bytes(folder: Path, evaluated: Evaluated) -> Iterator[str]:
 
 def _computed(report: Mapping[str, Any], evaluated: Evaluated, run: RunThen, file: Path) -> Verification:
     """Problems of a report, found by computing all of it again from the run at that time."""
-    problems = impossible(report)
     if (report.get("format"), report.get("version")) != (FORMAT, VERSION):
-        problems.append(
+        unread = (
             f"the report's format is {report.get('format')!r}, version {report.get('version')!r}, not {FORMAT!r}, "
             f"version {VERSION}, so its numbers cannot be computed again"
         )
-        return Verification(problems)
+        return Verification([unread])
+    problems: list[str] = []
     if report.get("written") != evaluated.written:
         problems.append(f"written is {_brief(report.get('written'))}, but {_brief(evaluated.written)} in the ledger")
     try:
@@ -167,7 +165,8 @@ def unlike(report: Mapping[str, Any], study: Study, folder: Path) -> list[str]:
     """How a report in `folder` differs from the one that its study gives, one sentence each."""
     problems = [
         f"{place} is {_brief(stated)} in the report, but {_brief(computed)} from the run"
-        for place, stated, computed in differences(report, build(study, (), folder))
+        for place, stated, computed in again.differences(report, build(study, (), folder))
+        if not f"{place}.".startswith(NOT_COMPARED)
     ]
     return problems or _unlike_sheets(report, folder)
 
@@ -220,28 +219,6 @@ def _unlike_sheets(report: Mapping[str, Any], folder: Path) -> list[str]:
         for name, text in sheets(report).items()
         if (folder / name).is_file() and (folder / name).read_bytes() != text.encode(errors="backslashreplace")
     ]
-
-
-def differences(stated: Any, computed: Any, place: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Where two reports differ: the dotted path and both values; numbers may differ by `TOLERANCE`."""
-    if place in NOT_COMPARED:
-        return
-    if isinstance(stated, Mapping) and isinstance(computed, Mapping):
-        for key in dict.fromkeys([*stated, *computed]):
-            yield from differences(stated.get(key), computed.get(key), f"{place}.{key}" if place else str(key))
-    elif isinstance(stated, list) and isinstance(computed, list) and len(stated) == len(computed):
-        for number, (left, right) in enumerate(zip(stated, computed, strict=True)):
-            yield from differences(left, right, f"{place}.{number}")
-    elif not _equal(stated, computed):
-        yield place, stated, computed
-
-
-def _equal(stated: Any, computed: Any) -> bool:
-    if isinstance(stated, bool) or isinstance(computed, bool):
-        return stated is computed
-    if isinstance(stated, int | float) and isinstance(computed, int | float):
-        return abs(stated - computed) <= TOLERANCE * max(1.0, abs(computed))
-    return stated == computed
 
 
 def _brief(value: Any) -> str:

@@ -72,34 +72,30 @@ class Replay:
         )
 
     async def run(
-        self, record: RolloutRecord, calls: Sequence[TracedCall], tools: Sequence[Mapping[str, Any]], task: ResearchTask
+        self,
+        record: RolloutRecord,
+        calls: Sequence[TracedCall],
+        tools: Sequence[Mapping[str, Any]],
+        task: ResearchTask,
+        start: Start | None = None,
     ) -> Replayed:
         """Run the society on `task` with the answers that its trace holds.
 
         Args:
             record: What was recorded of the rollout; taken from it is who chose among hypotheses.
             tools: Its calls as its outcome lists them; taken from them is which tool calls were valid.
+            start: Where the rollout went on from; None for a whole one.
 
         Raises:
             ChimeraError: The trace does not hold a whole rollout, or an answer is not one to what is asked.
         """
         with self._answers(record, calls, tools):
-            state = await self._society.run(task.brief(), record.seed, **self._learned(record))
-        return self._ended(state, (), task)
-
-    async def run_from(
-        self,
-        start: Start,
-        record: RolloutRecord,
-        calls: Sequence[TracedCall],
-        tools: Sequence[Mapping[str, Any]],
-        task: ResearchTask,
-    ) -> Replayed:
-        """Run the society from `start` on; other arguments and errors as for `run`."""
-        with self._answers(record, calls, tools):
-            learned = self._learned(record)
-            state = await self._society.run_from(start.role, start.state, task.brief(), record.seed, **learned)
-        return self._ended(state, start.records, task)
+            brief, learned = task.brief(), self._learned(record)
+            if start is None:
+                state = await self._society.run(brief, record.seed, **learned)
+            else:
+                state = await self._society.run_from(start.role, start.state, brief, record.seed, **learned)
+        return self._ended(state, () if start is None else start.records, task)
 
     def _ended(self, state: ResearchState, before: Sequence[CallRecord], task: ResearchTask) -> Replayed:
         """What a finished state comes to; `before` are the calls that it took before the replay began."""

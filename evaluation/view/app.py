@@ -85,20 +85,18 @@ def make_app(runs_dir: Path, *, key: str, port: int, closing: Callable[[], bool]
 
     @app.exception_handler(ChimeraError)
     async def known_error(_request: Request, error: Exception) -> HTMLResponse:
-        return desk.page(
-            "error.html.j2", status=400 if isinstance(error, ConfigError) else 404, sentence=redact(f"{error}")
-        )
+        return desk.failed(redact(f"{error}"), status=400 if isinstance(error, ConfigError) else 404)
 
     @app.exception_handler(Exception)
     async def unexpected(_request: Request, error: Exception) -> HTMLResponse:
         # The server's log has the traceback. Files of a run may hold anything: whoever made them was another version.
         message = redact(f"{type(error).__name__}: {error}")
         sentence = f"the files behind this page hold something that this version of Chimera does not expect ({message})"
-        return desk.page("error.html.j2", status=500, sentence=sentence)
+        return desk.failed(sentence, status=500)
 
     @app.exception_handler(404)
     async def unknown(request: Request, _error: Exception) -> HTMLResponse:
-        return desk.page("error.html.j2", status=404, sentence=f"there is no page {request.url.path}")
+        return desk.failed(f"there is no page {request.url.path}", status=404)
 
     app.state.desk = desk
     return Guard(app, key=key, port=port)

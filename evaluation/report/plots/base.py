@@ -3,14 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from evaluation.records.study import Study
 
 if TYPE_CHECKING:
     from evaluation.measures.comparison import Comparisons
     from evaluation.report.plots.curves import Line
-    from evaluation.report.plots.stages import StageMeans
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +29,6 @@ class Plot:
     caption: str = ""
     missing: str | None = None
 
-    def dump(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "title": self.title,
-            "files": dict(self.files),
-            "caption": self.caption,
-            "missing": self.missing,
-        }
-
 
 TITLES = {
     "tokens": "What right answers cost",
@@ -55,14 +45,12 @@ def draw_all(
     lines: Sequence["Line"],
     comparisons: "Comparisons",
     folder: Path,
-    means: "StageMeans | None" = None,
 ) -> list[Plot]:
     """Draw every plot of `study`. A plot without data has no files and says why.
 
     Args:
         lines: The run's metrics, from its metrics.jsonl or from W&B.
         comparisons: The report's comparisons, by "<before>:<after>" and metric.
-        means: The result of `metrics.stage_metrics` by stage; None: computed here.
     """
     # Import Matplotlib late: it is slow, and only drawing needs it.
     from evaluation.measures.metrics import stage_metrics
@@ -72,8 +60,7 @@ def draw_all(
     from evaluation.report.plots import training as plots_training
     from evaluation.report.plots.paper import paper, save
 
-    if means is None:
-        means = {name: stage_metrics(answers, study.plan, study.config) for name, answers in study.answers.items()}
+    means = {name: stage_metrics(answers, study.plan, study.config) for name, answers in study.answers.items()}
     folder.mkdir(parents=True, exist_ok=True)
     with paper():
         drawings = {

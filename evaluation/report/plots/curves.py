@@ -6,6 +6,8 @@ result means that there is nothing to draw.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from evaluation.measures.off_policy import Estimate
@@ -71,18 +73,11 @@ def rollouts(lines: Iterable[Line]) -> list[RolloutPoint]:
 
 def spans(points: Iterable[RolloutPoint]) -> list[PhaseStretch]:
     """The rollouts, split where the phase changes."""
-    groups: list[list[RolloutPoint]] = []
-    for point in points:
-        if not groups or groups[-1][0].phase != point.phase:
-            groups.append([])
-        groups[-1].append(point)
-    return [_span(group) for group in groups]
-
-
-def _span(group: Sequence[RolloutPoint]) -> PhaseStretch:
-    phase = group[0].phase
-    held_out = phase.startswith(f"{GATE}-")
-    return PhaseStretch(phase.removeprefix(f"{GATE}-"), held_out, tuple(group))
+    groups = groupby(points, attrgetter("phase"))
+    return [
+        PhaseStretch(phase.removeprefix(f"{GATE}-"), phase.startswith(f"{GATE}-"), tuple(group))
+        for phase, group in groups
+    ]
 
 
 def running_mean(values: Sequence[float | None], window: int, least: int = 1) -> list[float | None]:

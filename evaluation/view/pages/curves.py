@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from chimera.show.chart import Curve, LineChart, Point, draw
+from chimera.show.blocks import Figure
+from chimera.show.chart import Curve, Point, draw
 from evaluation.scores.rewards import part_title
 from evaluation.view.pages.choice import RolloutChoice
 from evaluation.view.pages.figures import mean
@@ -35,7 +36,7 @@ EACH = 4
 """The most charts of one phase's updates."""
 
 
-def reward_drawings(snapshot: Snapshot, address: Callable[[str], str]) -> list[LineChart]:
+def reward_drawings(snapshot: Snapshot, address: Callable[[str], str]) -> list[Figure]:
     """The curve of rewards in two widths, for wide and narrow screens.
 
     Args:
@@ -48,7 +49,7 @@ def reward_drawings(snapshot: Snapshot, address: Callable[[str], str]) -> list[L
     return [drawing for drawing in drawn if drawing is not None]
 
 
-def outcome_drawings(snapshot: Snapshot, address: Callable[[str], str]) -> list[LineChart]:
+def outcome_drawings(snapshot: Snapshot, address: Callable[[str], str]) -> list[Figure]:
     """Small charts of rewards and of right answers."""
     drawn = (
         draw("Reward", _over(snapshot, lambda row: row.reward, "reward", address)),
@@ -63,9 +64,9 @@ def _right_in(snapshot: Snapshot) -> Callable[[RolloutRow], float | None]:
     return lambda row: None if row.phase in silent else float(row.right or False)
 
 
-def part_drawings(snapshot: Snapshot, address: Callable[[str], str]) -> list[LineChart]:
+def part_drawings(snapshot: Snapshot, address: Callable[[str], str]) -> list[Figure]:
     """Small charts of the reward's parts that are not always the same."""
-    charts: list[LineChart] = []
+    charts: list[Figure] = []
     for part in snapshot.parts:
         values = {row.parts.get(part) or 0.0 for row in snapshot.all_rows}
         if len(values) > 1:
@@ -74,9 +75,9 @@ def part_drawings(snapshot: Snapshot, address: Callable[[str], str]) -> list[Lin
     return charts
 
 
-def update_drawings(snapshot: Snapshot, address: Callable[[str], str]) -> list[tuple[str, list[LineChart]]]:
+def update_drawings(snapshot: Snapshot, address: Callable[[str], str]) -> list[tuple[str, list[Figure]]]:
     """Figures of each phase's updates over their steps; a point leads to the rollouts that the update learned from."""
-    sections: list[tuple[str, list[LineChart]]] = []
+    sections: list[tuple[str, list[Figure]]] = []
     for phase in dict.fromkeys(str(line.get("phase")) for line in snapshot.lines):
         lines = updates(snapshot, phase)
         drawn = (_of_updates(snapshot, phase, lines, key, address) for key in FIGURES) if len(lines) > 1 else ()
@@ -87,7 +88,7 @@ def update_drawings(snapshot: Snapshot, address: Callable[[str], str]) -> list[t
 
 def _of_updates(
     snapshot: Snapshot, phase: str, lines: Sequence[Mapping[str, Any]], key: str, address: Callable[[str], str]
-) -> LineChart | None:
+) -> Figure | None:
     points: list[Point] = []
     for line in lines:
         value, step = line.get(key), int(line["step"])

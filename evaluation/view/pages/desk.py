@@ -14,8 +14,7 @@ from starlette.responses import HTMLResponse
 
 from chimera.run.owner import owner
 from chimera.show import html
-from chimera.show.blocks import Block, Inline, Text
-from chimera.show.chart import LineChart, figure
+from chimera.show.blocks import Block, Figure, Heading, Inline, Note, Text
 from evaluation.causes.lost import TITLES
 from evaluation.report.formats import change, shown
 from evaluation.scores.rewards import part_title
@@ -46,17 +45,16 @@ class ViewDesk:
         text = self.templates.get_template(template).render(**values)
         return HTMLResponse(text.encode(errors="backslashreplace"), status_code=status)
 
-    def blocks(
-        self, title: str, path: Inline, blocks: Sequence[Block], *, stamp: str = "", run: str = ""
-    ) -> HTMLResponse:
-        """A page of blocks.
-
-        Args:
-            path: Where the page is, for its head.
-            stamp: The stamp of the files behind it, of `run`; empty for a page that does not change.
-        """
+    def blocks(self, title: str, path: Inline, blocks: Sequence[Block], *, status: int = 200) -> HTMLResponse:
+        """A page of blocks, which does not change; `path` says in its head where it is."""
         body, at = Markup(html.render(blocks)), Markup(html.inline(path))
-        return self.page("blocks.html.j2", title=title, path=at, body=body, stamp=stamp, run=run)
+        return self.page("blocks.html.j2", status=status, title=title, path=at, body=body)
+
+    def failed(self, sentence: str, *, status: int) -> HTMLResponse:
+        """The page in place of one that cannot be shown."""
+        why = Note(Text(sentence, "bad"), "note")
+        blocks = [Heading("That did not work", 1), why, Note(Text("All runs", href="/"))]
+        return self.blocks("Not here", "", blocks, status=status)
 
     def stamp(self, run: str) -> str:
         """A text that changes when the files behind a page change.
@@ -144,8 +142,8 @@ def answer(row: RolloutRow) -> list[Text]:
     return [text] if row.right else [text, Text(f" key {row.label}", "quiet")]
 
 
-def drawn(chart: LineChart) -> Markup:
-    return Markup(html.render([figure(chart)]))
+def drawn(figure: Figure) -> Markup:
+    return Markup(html.render([figure]))
 
 
 def _environment() -> Environment:
@@ -161,7 +159,6 @@ def _environment() -> Environment:
         "rollouts_address": rollouts_address,
         "rollout_address": rollout_address,
         "seat_address": seat_address,
-        "pair_address": pair_address,
         "tasks_address": tasks_address,
         "time_words": time_words,
         "moment": moment,

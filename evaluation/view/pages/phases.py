@@ -1,4 +1,4 @@
-"""What a run's phases are doing, how far they are, and how long the whole run will take."""
+"""What a run's phases are doing, what the gate decided, and how long the whole run will take."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +18,24 @@ LEAST_SHARE = 0.1
 
 PhaseState = Literal["waits", "runs", "stopped", "failed", "finished"]
 RunState = Literal["runs", "evaluates", "stopped", "failed", "finished", "empty"]
+
+
+@dataclass(frozen=True, slots=True)
+class GateDecision:
+    """What the gate decided about one phase's policy.
+
+    Attributes:
+        policy: The policy's version.
+        live: True if it went live, False if it was rolled back.
+        reasons: Why it was rolled back.
+        comparisons: What it was compared with, as the gate wrote it.
+    """
+
+    phase: str
+    policy: str
+    live: bool
+    reasons: Sequence[str]
+    comparisons: Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +79,12 @@ class ShownPhase:
         return None
 
 
-def shown_phases(
-    snapshot: Snapshot, *, running: bool, now: float, earlier: Mapping[str, float] | None = None
-) -> list[ShownPhase]:
+def shown_phases(snapshot: Snapshot, *, running: bool, now: float) -> list[ShownPhase]:
     """The planned phases of a run, and those that ran beside the last plan.
 
     Args:
         running: True if a process trains it.
         now: Seconds since 1970.
-        earlier: Seconds that the phases took in other runs with the same settings.
     """
     planned = [str(name) for event in snapshot.events if event["event"] == "planned" for name in event["phases"]]
     begun = [str(event["phase"]) for event in snapshot.events if event["event"] == "phase_started"]
@@ -79,7 +94,22 @@ def shown_phases(
     phases = [_phase(snapshot, name, running, now, first) for name in names]
     rate = _rate(phases, costs)
     expected = {name: rate * cost for name, cost in costs.items()} if rate is not None else {}
-    return [replace(phase, left=_left(phase, {**expected, **(earlier or {})}.get(phase.name))) for phase in phases]
+    return [replace(phase, left=_left(phase, expected.get(phase.name))) for phase in phases]
+
+
+def decisions(snapshot: Snapshot) -> list[GateDecision]:
+    """The gate's decisions of a run in their order."""
+    return [
+        GateDecision(
+            phase=event["phase"],
+            policy=event["policy"]["version"],
+            live=event["event"] == WENT_LIVE,
+            reasons=event.get("reasons", ()),
+            comparisons=snapshot.gates.get(event["phase"], {}).get("comparisons", ()),
+        )
+        for event in snapshot.events
+        if event["event"] in (WENT_LIVE, ROLLED_BACK)
+    ]
 
 
 def state_of(phases: Sequence[ShownPhase], *, running: bool, evaluates: bool = False) -> RunState:
@@ -139,17 +169,18 @@ def _costs(snapshot: Snapshot, names: Sequence[str], first: str | None) -> dict[
 
 def _rate(phases: Sequence[ShownPhase], costs: Mapping[str, float]) -> float | None:
     """Seconds of one unit of cost, from finished phases, else from a running one; None if nothing tells."""
-    spent = [
-        (phase.seconds, costs[phase.name]) for phase in phases if phase.state == "finished" and phase.name in costs
-    ]
-    timed = [(seconds, cost) for seconds, cost in spent if seconds is not None and cost]
-    if timed:
-        return sum(seconds for seconds, _ in timed) / sum(cost for _, cost in timed)
-    for phase in phases:
-        work = phase.works[-1] if phase.works else None
-        if phase.state == "runs" and work and work.total and work.done and phase.seconds and costs.get(phase.name):
-            return phase.seconds * work.total / work.done / costs[phase.name]
-    return None
+    priced = [(phase, phase.seconds, costs[phase.name]) for phase in phases if phase.seconds and costs.get(phase.name)]
+    done = [(seconds, cost) for phase, seconds, cost in priced if phase.state == "finished"]
+    done = (
+        done
+        or [
+            (seconds, cost * work.done / work.total)
+            for phase, seconds, cost in priced
+            for work in phase.works[-1:]
+            if phase.state == "runs" and work.total
+        ][:1]
+    )
+    return sum(seconds for seconds, _ in done) / sum(cost for _, cost in done) if done else None
 
 
 def _phase(snapshot: Snapshot, name: str, running: bool, now: float, first: str | None) -> ShownPhase:
@@ -224,8 +255,6 @@ def _left(phase: ShownPhase, expected: float | None) -> float | None:
     """About how many seconds a phase will still take: by what was expected, else by what is done of its last work."""
     if phase.state == "finished":
         return 0.0
-    if expected is not None and phase.seconds is None:
-        return expected
     if phase.state != "runs" or phase.seconds is None:
         return expected
     if expected is not None and phase.seconds < expected:

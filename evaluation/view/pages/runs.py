@@ -13,17 +13,16 @@ from chimera.core.errors import ChimeraError, ConfigError, RunError
 from chimera.run.directory import Run
 from chimera.run.owner import owner
 from chimera.show import html
-from chimera.show.blocks import Note
+from chimera.show.blocks import Note, Text, joined
 from evaluation.records.plan import learned_in
 from evaluation.records.study import BASE, GATE
 from evaluation.report.guidance import learned_guidance, told_table
 from evaluation.view.pages.choice import RolloutChoice
 from evaluation.view.pages.curves import outcome_drawings, part_drawings, reward_drawings, update_drawings
-from evaluation.view.pages.desk import ViewDesk, rollouts_address
-from evaluation.view.pages.earlier import earlier_seconds
-from evaluation.view.pages.figures import Figures, pair_up
-from evaluation.view.pages.phases import RunState, ShownPhase, shown_phases, state_of, time_left
-from evaluation.view.pages.verdicts import decisions
+from evaluation.view.pages.desk import ViewDesk, rollouts_address, run_address
+from evaluation.view.pages.figures import Figures
+from evaluation.view.pages.pairs import run_blocks
+from evaluation.view.pages.phases import RunState, ShownPhase, decisions, shown_phases, state_of, time_left
 from evaluation.view.reading.watched import Snapshot, WatchedRun
 
 PAGE = 30
@@ -78,12 +77,8 @@ def routes(desk: ViewDesk) -> APIRouter:
         if len(names) != 2:
             raise ConfigError(f"{len(names)} runs are chosen: choose two in the list of runs")
         left, right = (desk.folder.open(name).look() for name in names)
-        return desk.page(
-            "compare.html.j2", left=left, right=right, sides=_sides(left, right), differs=_differs(left, right),
-            charts=[
-                (side.name, outcome_drawings(side, partial(rollouts_address, side.name))) for side in (left, right)
-            ],
-        )  # fmt: skip
+        at = joined([Text(name, href=run_address(name)) for name in names], " and ")
+        return desk.blocks(" and ".join(names), ["/ ", *at], list(run_blocks(left, right)))
 
     return router
 
@@ -116,9 +111,7 @@ def _run_values(desk: ViewDesk, name: str) -> dict[str, Any]:
     snapshot, writer = watched.look(), owner(watched.run.path)
     evaluates = writer is not None and writer.evaluates
     running = writer is not None and not evaluates
-    others = [other_run.run for other_run in desk.folder.runs()[0] if other_run.run.name != name]
-    earlier = earlier_seconds(snapshot, [other.path for other in others]) if running else {}
-    phases = shown_phases(snapshot, running=running, now=time.time(), earlier=earlier)
+    phases = shown_phases(snapshot, running=running, now=time.time())
     left, unknown = time_left(phases)
 
     address = partial(rollouts_address, name)
@@ -132,7 +125,6 @@ def _run_values(desk: ViewDesk, name: str) -> dict[str, Any]:
         "phases": phases,
         "left": left,
         "unknown": unknown,
-        "by_earlier": bool(earlier),
         "figures": Figures.of(snapshot.all_rows),
         "stages": {phase: Figures.of(rows) for phase, rows in snapshot.rows.items()},
         "parts": snapshot.parts,
@@ -141,7 +133,7 @@ def _run_values(desk: ViewDesk, name: str) -> dict[str, Any]:
         "small_charts": [*outcome_drawings(snapshot, address)[1:], *part_drawings(snapshot, address)],
         "update_charts": update_drawings(snapshot, address),
         "report": (watched.run.path / "report" / "index.html").is_file(),
-        "others": [other.name for other in others],
+        "others": [other.run.name for other in desk.folder.runs()[0] if other.run.name != name],
         "choice": RolloutChoice(),
         "told": _told(watched.run),
     }
@@ -167,30 +159,3 @@ def _used(watched: WatchedRun, search: str) -> bool:
     """True if one of the run's settings is `key=value` as wanted, or holds the wanted text."""
     settings = watched.settings()
     return any(search in f"{key}={value}".lower() for key, value in settings.items()) if search else True
-
-
-def _sides(left: Snapshot, right: Snapshot) -> list[dict[str, Any]]:
-    """The stages of both runs, those of both with what became of the same tasks."""
-    sides = []
-    for phase in dict.fromkeys((*left.rows, *right.rows)):
-        rows = left.rows.get(phase, ()), right.rows.get(phase, ())
-        pairs = pair_up(*rows)
-        differences = [pair.difference for pair in pairs if pair.difference is not None]
-        sides.append(
-            {
-                "phase": phase,
-                "left": Figures.of(rows[0]) if rows[0] else None,
-                "right": Figures.of(rows[1]) if rows[1] else None,
-                "pairs": len(pairs),
-                "difference": sum(differences) / len(differences) if differences else None,
-                "mended": sum(pair.change == "mended" for pair in pairs),
-                "lost": sum(pair.change == "lost" for pair in pairs),
-            }
-        )
-    return sides
-
-
-def _differs(left: Snapshot, right: Snapshot) -> list[tuple[str, Any, Any]]:
-    keys = sorted({*left.settings, *right.settings} - {"runs_dir"})
-    pairs = ((key, left.settings.get(key, "not set"), right.settings.get(key, "not set")) for key in keys)
-    return [pair for pair in pairs if pair[1] != pair[2]]

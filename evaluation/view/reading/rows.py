@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from chimera.core.errors import RunError
 from chimera.core.files import parse_json
 from evaluation.causes.lost import Step, holds_steps, wrong_step
@@ -78,6 +80,9 @@ class RolloutRow:
         return by_role
 
 
+_ROW = TypeAdapter(RolloutRow)
+
+
 def role_of(visit: str) -> str:
     """The role of a visit that is written as role and number, such as "Role/1"."""
     return visit.rpartition("/")[0] or visit
@@ -91,34 +96,18 @@ def kind_of(reason: str) -> str:
 def row_of(line: bytes, phase: str, number: int, offset: int) -> RolloutRow:
     """The row of a line of `rollouts/<phase>.jsonl`; raises RunError if the line is no rollout."""
     data = _without_outputs(line)
+    place = {"phase": phase, "number": number, "offset": offset, "length": len(line)}
     try:
-        answer, label = data["answer"], str(data["label"])
-        return RolloutRow(
-            rollout_id=str(data["rollout_id"]),
-            task_id=str(data["task_id"]),
-            phase=phase,
-            repeat=int(data["repeat"]),
-            number=number,
-            status=str(data["status"]),
-            error=data["error"],
-            veto=data.get("veto"),
-            label=label,
-            answer=answer,
-            decision=data["decision"],
-            right=None if answer is None else aligned(answer, label),
-            lost=_lost(line, data),
-            reward=_number(data["reward"]),
-            parts={str(name): _number(value) for name, value in data["parts"].items()},
-            visits=data["visits"],
-            tools=data.get("tool_calls", {}),
-            seconds=_number(data["seconds"]),
-            offset=offset,
-            length=len(line),
-        )
+        answer, label = data["answer"], data["label"]
+        right = None if answer is None else aligned(answer, label)
+        more = {"right": right, "lost": _lost(line, data), "tools": data.get("tool_calls", {})}
+        return _ROW.validate_python({"veto": None, **data, **more, **place})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
+        first = error.errors(include_url=False)[0] if isinstance(error, ValidationError) else None
+        why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else f"{type(error).__name__}: {error}"
         raise RunError(
-            f"line {number} of rollouts/{phase}.jsonl is no rollout of this version of Chimera "
-            f"({type(error).__name__}: {error}): read the run with the version that made it"
+            f"line {number} of rollouts/{phase}.jsonl is no rollout of this version of Chimera ({why}): read the run "
+            "with the version that made it"
         ) from error
 
 
@@ -167,9 +156,3 @@ def _lost(line: bytes, data: Mapping[str, Any]) -> Step | None:
         return None
     outputs = parse_json(line).get("outputs", {})
     return wrong_step(data["label"], data["answer"], outputs, failed=False) if holds_steps(outputs) else None
-
-
-def _number(value: Any) -> float | None:
-    if value is not None and not isinstance(value, int | float):
-        raise TypeError(f"{value!r} is no number")
-    return value

@@ -23,8 +23,7 @@ from evaluation.measures.comparison import (
     verdict_sentence,
 )
 from evaluation.measures.metrics import metrics_of, stage_metrics
-from evaluation.measures.paired import paired_difference
-from evaluation.measures.statistics import exchange_test
+from evaluation.measures.statistics import bootstrap_mean, exchange_test
 from evaluation.records.study import Plan, PlannedTask, Stage, StageAnswers
 from training.configuration import load_config
 
@@ -75,7 +74,7 @@ def test_rewards_are_compared_over_the_tasks_that_have_one_in_both():
     after = stage(labels, ["yes", None, "yes", "yes", "no", "yes"], [1.5, 7.0, 7.0, 2.0, 1.0, 2.0])
     found = compare(before, after, plan(labels), CONFIG)["reward"]
     old, new = [1.0, 0.5, 1.5, 1.0], [1.5, 2.0, 1.0, 2.0]
-    reference = paired_difference(old, new, confidence=0.95, resamples=300, seed=CONFIG.seed)
+    reference = bootstrap_mean(np.subtract(new, old), confidence=0.95, resamples=300, seed=CONFIG.seed)
     assert (found.n, found.before, found.after) == (4, 1.0, 1.625)
     assert (found.difference, found.low, found.high) == (reference.mean, reference.low, reference.high)
     assert found.p == exchange_test(np.array(old), np.array(new), permutations=3000, seed=CONFIG.seed)

@@ -125,7 +125,7 @@ def test_references_say_where_they_are_from():
     assert (human.accuracy, human.macro_f1) == (78.0, 72.2)
     assert "arXiv:1909.06146" in human.source
     for one in REFERENCES:
-        assert "arXiv:" in one.dump()["source"]
+        assert "arXiv:" in one.source
         assert 0 < one.accuracy <= 100
 
 

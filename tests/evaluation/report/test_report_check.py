@@ -14,8 +14,9 @@ from chimera.run.directory import Run
 from evaluation.records.recorded import load_study
 from evaluation.records.study import PlannedTask
 from evaluation.report.files import write_report
+from evaluation.verify.again import differences
 from evaluation.verify.asked import AskedEvaluation, Evaluated, hashes_of
-from evaluation.verify.check import differences, find_run, read_report, unlike, verify
+from evaluation.verify.check import find_run, read_report, unlike, verify
 
 
 def test_a_written_report_is_found_and_true(report, run, study, tmp_path):

@@ -1,6 +1,7 @@
 """The pages of a report: whole HTML that needs nothing else, links that lead somewhere, and text that stays text."""
 
 import re
+from dataclasses import asdict
 
 from report_kit import Reader
 
@@ -13,7 +14,7 @@ SVG = '<?xml version="1.0"?>\n<!DOCTYPE svg>\n<svg width="9pt" viewBox="0 0 9 9"
 
 
 def test_the_page_needs_nothing_else_and_all_its_links_lead_somewhere(report):
-    report["plots"].append(Plot("drawn", "Drawn", {"svg": "drawn.svg"}, "how to read it").dump())
+    report["plots"].append(asdict(Plot("drawn", "Drawn", {"svg": "drawn.svg"}, "how to read it")))
     read = Reader(page(report, {"drawn": SVG}))
     assert read.open == []
     assert len(read.ids) == len(set(read.ids))

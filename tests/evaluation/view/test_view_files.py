@@ -1,6 +1,7 @@
 """How the viewer reads runs: only what is new, a line once, and the same figures as whole records give."""
 
 import os
+import re
 from dataclasses import fields, replace
 
 import pytest
@@ -14,7 +15,6 @@ from chimera.run.directory import Run
 from chimera.show.chart import BOTTOM, LEFT, RIGHT, TOP, Curve, Point, draw, round_ticks
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.view.pages.choice import NO_DECISION, RolloutChoice, sort_key
-from evaluation.view.pages.earlier import earlier_seconds
 from evaluation.view.pages.figures import Figures, pair_up
 from evaluation.view.pages.phases import PhaseWork, shown_phases, state_of, time_left
 from evaluation.view.reading.folder import RunsFolder
@@ -234,9 +234,11 @@ def test_all_points_of_a_chart_lie_in_it(values, width):
     curve = Curve("a", [Point(x, y, None, "") for x, y in enumerate(values)])
     drawing = draw("t", [curve], width=width)
     assert drawing is not None
-    for point in drawing.stretches[0].points:
-        assert LEFT - 0.1 <= point.x <= width - RIGHT + 0.1
-        assert TOP - 0.1 <= point.y <= drawing.height - BOTTOM + 0.1
+    points = re.findall(r'<circle cx="([^"]+)" cy="([^"]+)"', drawing.svg)
+    assert len(points) == len(values)
+    for x, y in points:
+        assert LEFT - 0.1 <= float(x) <= width - RIGHT + 0.1
+        assert TOP - 0.1 <= float(y) <= 132 - BOTTOM + 0.1
 
 
 @given(st.floats(-1e6, 1e6), st.floats(0, 1e6))
@@ -269,16 +271,13 @@ def snapshot_with(tmp_path, ledger, settings):
     return replace(made, events=[{"event": "planned", "phases": ["gather", "ppo"]}, *ledger], settings=settings)
 
 
-def test_time_left_is_that_of_an_earlier_run_and_else_of_what_is_done(tmp_path):
+def test_time_left_is_that_of_what_is_done(tmp_path):
     ledger = events((0, "phase_started", "gather", {}))
     snapshot = snapshot_with(tmp_path, ledger, {"pipeline.gather.tasks": 9, "pipeline.gather.repeats": 1})
-    phases = shown_phases(snapshot, running=True, now=NOW + 60, earlier={"gather": 100.0, "ppo": 40.0})
-    assert [(one.state, one.left) for one in phases] == [("runs", 40.0), ("waits", 40.0)]
-    assert time_left(phases) == (80.0, [])
-    assert phases[0].share == pytest.approx(0.6)
     phases = shown_phases(snapshot, running=True, now=NOW + 60)
     assert phases[0].works == (PhaseWork("rollouts", 3, 9),)
-    assert [one.left for one in phases] == [pytest.approx(120.0), None]
+    assert [(one.state, one.left) for one in phases] == [("runs", pytest.approx(120.0)), ("waits", None)]
+    assert phases[0].share == pytest.approx(1 / 3)
     assert time_left(phases) == (pytest.approx(120.0), ["ppo"])
 
 
@@ -315,13 +314,3 @@ def test_states_of_phases_and_of_the_run(tmp_path):
         assert state_of(phases, running=False, evaluates=True) == "evaluates"
     assert phases[0].seconds == 120
     assert state_of([], running=False) == "empty"
-
-
-def test_only_a_run_with_the_same_settings_tells_how_long_a_phase_takes(tmp_path):
-    runs = make_runs(tmp_path)
-    snapshot = WatchedRun(Run(runs / "first")).look()
-    assert set(earlier_seconds(snapshot, [runs / "first"])) == set()
-    other = replace(snapshot, run=runs / "other")
-    assert set(earlier_seconds(other, [runs / "second", runs / "first"])) == {"gather", "ppo"}
-    changed = {**other.settings, "pipeline.gather.tasks": 3}
-    assert set(earlier_seconds(replace(other, settings=changed), [runs / "first"])) == {"ppo"}

@@ -242,7 +242,7 @@ def test_two_rollouts_and_two_runs_side_by_side(client):
     pair = Page(shown(client, "/pair?run=first&rollout=ro-000000000001&rollout=ro-000000000004"))
     assert {"del", "ins"} <= pair.tags
     runs = " ".join(Page(shown(client, "/compare?run=first&run=second")).text.split())
-    assert "gather 3, 2" in runs
+    assert "gather3, 2" in runs
     assert "settingfirstsecond seed07" in runs
     for address, reason in (
         ("/compare?run=first", "1 runs are chosen"), ("/pair?run=first", "0 rollouts are chosen"),
