@@ -35,7 +35,7 @@ async def map_reduce(
     Raises:
         UnreachableError: The model's server cannot be reached.
     """
-    reader = _Reader(model, task, key, quotes)
+    reader = _StudyReader(model, task, key, quotes)
     studies = [{"id": id_, "text": abstract_text(sections)} for id_, sections in task.studies]
     readings = await asyncio.gather(*(reader.ask([study], seed + place) for place, study in enumerate(studies)))
     quoted = [
@@ -49,7 +49,7 @@ async def map_reduce(
     return BaselineAnswer(name, task.id, repeat, answer, error, reader.calls, reader.prompt, reader.completion)
 
 
-class _Reader:
+class _StudyReader:
     """Asks one model about passages, and counts calls and tokens."""
 
     def __init__(self, model: Model, task: ResearchTask, key: str, quotes: Quotes) -> None:
