@@ -32,8 +32,6 @@ MACRO_F1 = "macro_f1"
 OF_ANSWERS = ("alignment", MACRO_F1, "decision_alignment", "decision_two_way")
 """Metrics of answers and decisions, in which a failed rollout is a miss."""
 LATENCY = "seconds"
-PART = "part_"
-"""What the names of the metrics of the reward's parts begin with."""
 NONE = "none"
 """The answer and the decision of a failed rollout in counts."""
 
@@ -237,7 +235,7 @@ def _fits(measure: Callable[[Decision, Label], bool]) -> Value:
 
 def _part(name: str) -> Metric:
     title = f"reward part: {part_title(name)}"
-    return Metric(f"{PART}{name}", title, "points", 1, False, lambda record: record.parts.get(name))
+    return Metric(f"part_{name}", title, "points", 1, False, lambda record: record.parts.get(name))
 
 
 def _criterion(name: str) -> Metric:

@@ -27,6 +27,7 @@ from evaluation.report.build import FORMAT, VERSION, build
 from evaluation.report.files import DATA, sheets
 from evaluation.verify import again
 from evaluation.verify.asked import EVALUATED, Evaluated, RunThen, folder_in, hashes_of
+from evaluation.verify.impossible import impossible
 
 NOT_COMPARED = ("plots.", "written.", "run.path.")
 """Drawings have their hashes, the time of writing with the ledger; the run may have been moved since."""
@@ -64,8 +65,7 @@ def verify(report_file: Path, run: Run | None, *, expect: str | None = None) -> 
     file = _file(report_file)
     if run is None:
         absent = f"the run of {report_file} was not found, so no number could be computed again: name it with --run"
-        read_report(report_file)
-        return Verification([absent])
+        return Verification([*impossible(read_report(report_file)), absent])
     try:
         entries = read_chain(run.path / LEDGER)
     except RunError as error:
@@ -139,13 +139,13 @@ def _unlike_bytes(folder: Path, evaluated: Evaluated) -> Iterator[str]:
 
 def _computed(report: Mapping[str, Any], evaluated: Evaluated, run: RunThen, file: Path) -> Verification:
     """Problems of a report, found by computing all of it again from the run at that time."""
+    problems = impossible(report)
     if (report.get("format"), report.get("version")) != (FORMAT, VERSION):
-        unread = (
+        problems.append(
             f"the report's format is {report.get('format')!r}, version {report.get('version')!r}, not {FORMAT!r}, "
             f"version {VERSION}, so its numbers cannot be computed again"
         )
-        return Verification([unread])
-    problems: list[str] = []
+        return Verification(problems)
     if report.get("written") != evaluated.written:
         problems.append(f"written is {_brief(report.get('written'))}, but {_brief(evaluated.written)} in the ledger")
     try:

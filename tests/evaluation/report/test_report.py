@@ -27,6 +27,7 @@ from evaluation.report.files import publish_predictions
 from evaluation.report.notes import notes
 from evaluation.report.spreadsheet import metrics_csv, rollouts_csv
 from evaluation.verify.check import unlike
+from evaluation.verify.impossible import impossible
 from training.configuration import load_config
 from training.gate_rule import compare as compare_gate
 
@@ -183,6 +184,7 @@ def test_a_stage_whose_rollouts_all_failed_is_not_zero_per_cent_right(study, run
     assert line.replace("│", " ").split()[:4] == ["society", "sft", "–", "–"]
     read = Reader(page(report, {}))
     assert {link.removeprefix("#") for link in read.links if link.startswith("#")} <= set(read.ids)
+    assert impossible(report) == []
 
 
 def test_answers_by_level_are_those_of_the_level_s_tasks(report, study, run):
