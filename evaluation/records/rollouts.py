@@ -7,13 +7,13 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
 from chimera.core.errors import RunError
-from chimera.core.types import LABELS, Decision, Label, ResearchTask, Source
+from chimera.core.types import LABELS, Decision, Label, Option, ResearchTask, Section, Source
 
 Status = Literal["succeeded", "failed"]
 
@@ -37,15 +37,33 @@ class RolloutInput:
         return cls(task, phase, repeat, int.from_bytes(digest[:4], "big") >> 1)
 
     def dump(self) -> dict[str, Any]:
-        """Plain data for a store, without what reveals the answer to a reader of the task."""
-        return asdict(replace(self, task=replace(self.task, long_answer="", studies=())))
+        """Plain data for the store, without the task's long answer."""
+        return {
+            "id": self.task.id,
+            "goal": self.task.goal,
+            "context": [{"label": section.label, "text": section.text} for section in self.task.context],
+            "label": self.task.label,
+            "source": self.task.source,
+            "level": self.task.level,
+            "options": [[option.name, option.text] for option in self.task.options],
+            "phase": self.phase,
+            "repeat": self.repeat,
+            "seed": self.seed,
+        }
 
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> "RolloutInput":
-        return _INPUT.validate_python(data)
-
-
-_INPUT = TypeAdapter(RolloutInput)
+        context = tuple(Section(section["label"], section["text"]) for section in data["context"])
+        task = ResearchTask(
+            data["id"],
+            data["goal"],
+            context,
+            data["label"],
+            source=data["source"],
+            level=data.get("level"),
+            options=tuple(Option(*option) for option in data.get("options", ())),
+        )
+        return cls(task, data["phase"], data["repeat"], data["seed"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +99,10 @@ class Outcome:
     def dump(self) -> dict[str, Any]:
         """Plain data, which shares its containers with the outcome."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @classmethod
+    def load(cls, data: Mapping[str, Any]) -> "Outcome":
+        return cls(**data)
 
 
 @with_config(ConfigDict(extra="forbid"))
