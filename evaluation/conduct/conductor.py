@@ -290,18 +290,18 @@ class Conductor:
                 key = GREEDY_JUNIOR if request.kind == GREEDY else self._alone
                 seed = RolloutInput.of(task, "single", repeat, self.config.seed).seed
                 title, quotes = of_stage(request.kind, name), self.config.society.quotes
-                place: dict[str, Any] = {"name": title, "repeat": repeat, "seed": seed}
+                shared: dict[str, Any] = {"name": title, "repeat": repeat, "seed": seed}
                 if request.kind == AGENT:
                     samples = range(request.first, request.first + request.samples)
                     answers = [
-                        await tool_agent(model, self.toolbox, self.config, task, sample=sample, **place)
+                        await tool_agent(model, self.toolbox, self.config, task, sample=sample, **shared)
                         for sample in samples
                     ]
                 elif request.kind == MAP_REDUCE:
-                    answers = [await map_reduce(model, task, key=key, quotes=quotes, **place)]
+                    answers = [await map_reduce(model, task, key=key, quotes=quotes, **shared)]
                 else:
-                    place |= {"first": request.first, "samples": request.samples}
-                    answers = await single_agent(model, task, key=key, quotes=quotes, **place)
+                    shared |= {"first": request.first, "samples": request.samples}
+                    answers = await single_agent(model, task, key=key, quotes=quotes, **shared)
                 temperature = stage.temperature if request.kind in SAMPLED else None
                 return [replace(reply, temperature=temperature) for reply in answers]
 

@@ -131,10 +131,11 @@ def _of_visits(record: RolloutRecord, trace: Sequence[Span], root: GenAiSpan, co
 
 
 def _unreported(operation: Span, exchanges: Mapping[str, Span]) -> list[Mapping[str, Any]]:
-    """The model calls of a visit whose attempt reported no outcome, as far as its exchanges tell."""
+    """The model calls of a visit whose attempt reported no outcome, as far as its exchanges tell their times."""
     model, responses = str(operation.attributes.get("model")), map(str, operation.attributes.get(RESPONSE_IDS, ()))
-    call = {"kind": "ModelCall", "model": model, "seconds": 0.0}
-    return [{**call, "response_id": response} for response in responses if response in exchanges]
+    timed = {name for name, span in exchanges.items() if span.start_time is not None and span.end_time is not None}
+    call = {"kind": "ModelCall", "model": model}
+    return [{**call, "response_id": response} for response in responses if response in timed]
 
 
 def _of_calls(

@@ -222,7 +222,11 @@ def differences(stated: Any, computed: Any, place: str = "") -> Iterator[tuple[s
     """Where two JSON values differ: the dotted path and both values. Numbers may differ by `TOLERANCE`."""
     if isinstance(stated, Mapping) and isinstance(computed, Mapping):
         for key in dict.fromkeys([*stated, *computed]):
-            yield from differences(stated.get(key), computed.get(key), f"{place}.{key}".removeprefix("."))
+            at = f"{place}.{key}".removeprefix(".")
+            if key in stated and key in computed:
+                yield from differences(stated[key], computed[key], at)
+            else:
+                yield at, stated.get(key), computed.get(key)
     elif isinstance(stated, list | tuple) and isinstance(computed, list | tuple) and len(stated) == len(computed):
         for number, (left, right) in enumerate(zip(stated, computed, strict=True)):
             yield from differences(left, right, f"{place}.{number}")

@@ -79,12 +79,15 @@ class ShownPhase:
         return None
 
 
-def shown_phases(snapshot: Snapshot, *, running: bool, now: float) -> list[ShownPhase]:
+def shown_phases(
+    snapshot: Snapshot, *, running: bool, now: float, earlier: Mapping[str, float] | None = None
+) -> list[ShownPhase]:
     """The planned phases of a run, and those that ran beside the last plan.
 
     Args:
         running: True if a process trains it.
         now: Seconds since 1970.
+        earlier: Seconds that the phases took in other runs with the same settings.
     """
     planned = [str(name) for event in snapshot.events if event["event"] == "planned" for name in event["phases"]]
     begun = [str(event["phase"]) for event in snapshot.events if event["event"] == "phase_started"]
@@ -94,7 +97,7 @@ def shown_phases(snapshot: Snapshot, *, running: bool, now: float) -> list[Shown
     phases = [_phase(snapshot, name, running, now, first) for name in names]
     rate = _rate(phases, costs)
     expected = {name: rate * cost for name, cost in costs.items()} if rate is not None else {}
-    return [replace(phase, left=_left(phase, expected.get(phase.name))) for phase in phases]
+    return [replace(phase, left=_left(phase, {**expected, **(earlier or {})}.get(phase.name))) for phase in phases]
 
 
 def decisions(snapshot: Snapshot) -> list[GateDecision]:
@@ -170,17 +173,14 @@ def _costs(snapshot: Snapshot, names: Sequence[str], first: str | None) -> dict[
 def _rate(phases: Sequence[ShownPhase], costs: Mapping[str, float]) -> float | None:
     """Seconds of one unit of cost, from finished phases, else from a running one; None if nothing tells."""
     priced = [(phase, phase.seconds, costs[phase.name]) for phase in phases if phase.seconds and costs.get(phase.name)]
-    done = [(seconds, cost) for phase, seconds, cost in priced if phase.state == "finished"]
-    done = (
-        done
-        or [
-            (seconds, cost * work.done / work.total)
-            for phase, seconds, cost in priced
-            for work in phase.works[-1:]
-            if phase.state == "runs" and work.total
-        ][:1]
-    )
-    return sum(seconds for seconds, _ in done) / sum(cost for _, cost in done) if done else None
+    finished = [(seconds, cost) for phase, seconds, cost in priced if phase.state == "finished"]
+    if finished:
+        return sum(seconds for seconds, _ in finished) / sum(cost for _, cost in finished)
+    for phase, seconds, cost in priced:
+        work = phase.works[-1] if phase.works else None
+        if phase.state == "runs" and work and work.total and work.done:
+            return seconds * work.total / work.done / cost
+    return None
 
 
 def _phase(snapshot: Snapshot, name: str, running: bool, now: float, first: str | None) -> ShownPhase:

@@ -20,6 +20,7 @@ from evaluation.report.guidance import learned_guidance, told_table
 from evaluation.view.pages.choice import RolloutChoice
 from evaluation.view.pages.curves import outcome_drawings, part_drawings, reward_drawings, update_drawings
 from evaluation.view.pages.desk import ViewDesk, rollouts_address, run_address
+from evaluation.view.pages.earlier import earlier_seconds
 from evaluation.view.pages.figures import Figures
 from evaluation.view.pages.pairs import run_blocks
 from evaluation.view.pages.phases import RunState, ShownPhase, decisions, shown_phases, state_of, time_left
@@ -111,7 +112,9 @@ def _run_values(desk: ViewDesk, name: str) -> dict[str, Any]:
     snapshot, writer = watched.look(), owner(watched.run.path)
     evaluates = writer is not None and writer.evaluates
     running = writer is not None and not evaluates
-    phases = shown_phases(snapshot, running=running, now=time.time())
+    others = [other_run.run for other_run in desk.folder.runs()[0] if other_run.run.name != name]
+    earlier = earlier_seconds(snapshot, [other.path for other in others]) if running else {}
+    phases = shown_phases(snapshot, running=running, now=time.time(), earlier=earlier)
     left, unknown = time_left(phases)
 
     address = partial(rollouts_address, name)
@@ -125,6 +128,7 @@ def _run_values(desk: ViewDesk, name: str) -> dict[str, Any]:
         "phases": phases,
         "left": left,
         "unknown": unknown,
+        "by_earlier": bool(earlier),
         "figures": Figures.of(snapshot.all_rows),
         "stages": {phase: Figures.of(rows) for phase, rows in snapshot.rows.items()},
         "parts": snapshot.parts,
@@ -133,7 +137,7 @@ def _run_values(desk: ViewDesk, name: str) -> dict[str, Any]:
         "small_charts": [*outcome_drawings(snapshot, address)[1:], *part_drawings(snapshot, address)],
         "update_charts": update_drawings(snapshot, address),
         "report": (watched.run.path / "report" / "index.html").is_file(),
-        "others": [other.run.name for other in desk.folder.runs()[0] if other.run.name != name],
+        "others": [other.name for other in others],
         "choice": RolloutChoice(),
         "told": _told(watched.run),
     }

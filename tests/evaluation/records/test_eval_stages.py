@@ -172,9 +172,12 @@ def test_a_report_of_other_numbers_does_not_flood_the_terminal(evaluated, tmp_pa
     assert f"{50 + int(more)} problems" in said
 
 
-def test_a_table_without_a_run_is_refused(tmp_path):
+def test_a_table_that_cannot_be_true_is_refused(tmp_path):
+    criteria = ("clarity", "efficiency", "feasibility", "groundedness", "impact", "novelty")
+    means = {"success": 98.50, "reward": 0.81, "alignment": 87.82}
+    means |= dict(zip(criteria, (0.91, 0.82, 0.85, 0.89, 0.88, 0.76), strict=True))
     file = tmp_path / "report.json"
-    file.write_text(json.dumps({"stages": {"final": {"reward": {"mean": 0.81}}}}))
+    file.write_text(json.dumps({"stages": {"final": {name: {"mean": value} for name, value in means.items()}}}))
     code, said = command("--verify", file)
     assert code == 1
-    assert "was not found, so no number could be computed again" in said
+    assert "0.8655" in said

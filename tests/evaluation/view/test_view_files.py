@@ -15,6 +15,7 @@ from chimera.run.directory import Run
 from chimera.show.chart import BOTTOM, LEFT, RIGHT, TOP, Curve, Point, draw, round_ticks
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.view.pages.choice import NO_DECISION, RolloutChoice, sort_key
+from evaluation.view.pages.earlier import earlier_seconds
 from evaluation.view.pages.figures import Figures, pair_up
 from evaluation.view.pages.phases import PhaseWork, shown_phases, state_of, time_left
 from evaluation.view.reading.folder import RunsFolder
@@ -271,14 +272,19 @@ def snapshot_with(tmp_path, ledger, settings):
     return replace(made, events=[{"event": "planned", "phases": ["gather", "ppo"]}, *ledger], settings=settings)
 
 
-def test_time_left_is_that_of_what_is_done(tmp_path):
+def test_time_left_is_that_of_an_earlier_run_and_else_of_what_is_done(tmp_path):
     ledger = events((0, "phase_started", "gather", {}))
     snapshot = snapshot_with(tmp_path, ledger, {"pipeline.gather.tasks": 9, "pipeline.gather.repeats": 1})
+    phases = shown_phases(snapshot, running=True, now=NOW + 60, earlier={"gather": 100.0, "ppo": 40.0})
+    assert [(one.state, one.left) for one in phases] == [("runs", 40.0), ("waits", 40.0)]
+    assert time_left(phases) == (80.0, [])
+    assert phases[0].share == pytest.approx(0.6)
     phases = shown_phases(snapshot, running=True, now=NOW + 60)
     assert phases[0].works == (PhaseWork("rollouts", 3, 9),)
-    assert [(one.state, one.left) for one in phases] == [("runs", pytest.approx(120.0)), ("waits", None)]
-    assert phases[0].share == pytest.approx(1 / 3)
+    assert [one.left for one in phases] == [pytest.approx(120.0), None]
     assert time_left(phases) == (pytest.approx(120.0), ["ppo"])
+    before_any = shown_phases(replace(snapshot, rows={}), running=True, now=NOW + 60)
+    assert time_left(before_any)[1] == ["gather", "ppo"]
 
 
 def test_time_left_follows_the_costs_of_the_plan(tmp_path):
@@ -314,3 +320,13 @@ def test_states_of_phases_and_of_the_run(tmp_path):
         assert state_of(phases, running=False, evaluates=True) == "evaluates"
     assert phases[0].seconds == 120
     assert state_of([], running=False) == "empty"
+
+
+def test_only_a_run_with_the_same_settings_tells_how_long_a_phase_takes(tmp_path):
+    runs = make_runs(tmp_path)
+    snapshot = WatchedRun(Run(runs / "first")).look()
+    assert set(earlier_seconds(snapshot, [runs / "first"])) == set()
+    other = replace(snapshot, run=runs / "other")
+    assert set(earlier_seconds(other, [runs / "second", runs / "first"])) == {"gather", "ppo"}
+    changed = {**other.settings, "pipeline.gather.tasks": 3}
+    assert set(earlier_seconds(replace(other, settings=changed), [runs / "first"])) == {"ppo"}
