@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from message_kit import refused
 from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.core.errors import ConfigError
 from chimera.serving.embedded.checkpoint import NANO, check_checkpoint, load_checkpoint
+from chimera.serving.embedded.decoding import batcher
 from chimera.serving.embedded.decoding.rows import MIN_REUSE, RowTable
 from chimera.serving.embedded.decoding.sampling import choose, nucleus, penalise
 from chimera.serving.embedded.protocol import parse_request
@@ -84,6 +86,22 @@ def test_a_cached_prefix_changes_no_answer(pair):
         assert_greedy(model, answer, 12)
     usage = answer["usage"]
     assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] - 1
+
+
+def test_an_idle_model_gives_its_cache_back_and_answers_as_before(pair, monkeypatch):
+    service, model = pair
+    rested, release = threading.Event(), batcher.release_memory
+    body = {"messages": talk("0 1 2 " * 12), "temperature": 0, "max_tokens": 12}
+    ask(service, body)
+    monkeypatch.setattr(batcher, "release_memory", lambda: (release(), rested.set()))
+    monkeypatch.setattr(batcher, "IDLE_SECONDS", 0.01)
+    first = ask(service, body)[0]
+    assert rested.wait(60)
+    monkeypatch.setattr(batcher, "IDLE_SECONDS", 600.0)
+    again = ask(service, body)[0]
+    assert first["choices"][0]["token_ids"] == again["choices"][0]["token_ids"]
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert_greedy(model, again, 12)
 
 
 def test_a_seeded_answer_does_not_depend_on_the_batch(pair):

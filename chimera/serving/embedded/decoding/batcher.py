@@ -5,23 +5,26 @@ enum), its tokens are appended to the answer at once and run through the model t
 
 A job stays in the lane (engine and cache rows) it was submitted to. New weights make a new lane: jobs submitted before
 finish on the old weights, later jobs run on the new weights. No job waits, is dropped or mixes two versions. The old
-lane is freed after its last job.
+lane is freed after its last job. A lane without jobs for some seconds gives its cache's memory back.
 """
 
 import logging
 import queue
 import random
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
+from chimera.serving.devices import release_memory
 from chimera.serving.embedded.decoding.engine import Chunk, Engine, Singles
 from chimera.serving.embedded.decoding.rows import RowTable
 from chimera.serving.embedded.decoding.sampling import choose, penalise
@@ -32,6 +35,9 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 logger = logging.getLogger(__name__)
+
+IDLE_SECONDS = 10.0
+"""After so long without jobs a lane gives its cache's memory back, such as while an update is computed."""
 
 Finish = Literal["stop", "length", "error"]
 """Why an answer ends: the model or a stop string ended it, its limit was reached, or the grammar broke down."""
@@ -189,6 +195,14 @@ class Lane:
         self.waiting.clear()
         self._live.clear()
         self._settings = None
+        self._forget()
+
+    def rest(self) -> None:
+        """Give back the memory of the cache, which holds nothing that a job still needs."""
+        if self.engine.release_cache():
+            self._forget()
+
+    def _forget(self) -> None:
         self._table = RowTable(self.slots, self.engine.rows - self.slots)
 
     def _admit(self, job: DecodingJob, counters: Counters) -> None:
@@ -396,6 +410,8 @@ class Batcher:
         self.counters = Counters()
         self._threads = threads
         self._inbox: queue.SimpleQueue[tuple[Lane, DecodingJob] | None] = queue.SimpleQueue()
+        self._worked: WeakKeyDictionary[Lane, float] = WeakKeyDictionary()
+        """When each lane that may hold cached prefixes last had a job."""
         self._thread = threading.Thread(target=self._run, name="batcher", daemon=True)
         self._thread.start()
 
@@ -422,7 +438,9 @@ class Batcher:
                         logger.exception("a batch failed")
                         lane.fail(error)
                     del lane  # While this thread waits, it must not keep weights that nobody else has.
+                self._worked.update(dict.fromkeys(busy, time.monotonic()))
                 busy = [lane for lane in busy if lane.busy]
+                self._rest_idle()
         while not self._inbox.empty():
             if item := self._inbox.get():
                 item[0].waiting.append(item[1])
@@ -434,12 +452,24 @@ class Batcher:
         """Move arrived jobs to their lanes; if no lane is busy, wait for a job. Returns False to stop."""
         while True:
             try:
-                item = self._inbox.get(block=not busy)
+                item = self._inbox.get(block=not busy, timeout=IDLE_SECONDS if self._worked else None)
             except queue.Empty:
-                return True
+                if busy:
+                    return True
+                self._rest_idle()
+                continue
             if item is None:
                 return False
             lane, job = item
             lane.waiting.append(job)
             if lane not in busy:
                 busy.append(lane)
+
+    def _rest_idle(self) -> None:
+        now = time.monotonic()
+        idle = [lane for lane, worked in self._worked.items() if not lane.busy and now - worked >= IDLE_SECONDS]
+        for lane in idle:
+            lane.rest()
+            del self._worked[lane]
+        if idle:
+            release_memory()

@@ -120,10 +120,19 @@ class Engine:
         # Rotation is x * cos + swapped_halves(x) * sin, with the first half of sin negated.
         self._cos = torch.cat([cos, cos], -1).to(device, self._dtype)
         self._sin = torch.cat([-sin, sin], -1).to(device, self._dtype)
-        size = shape.layers, rows, 2 * shape.kv_heads, context + 1, shape.head_dim
-        zeros = _zeros if device == "cpu" else partial(torch.zeros, device=device)
-        self._cache = zeros(size, dtype=self._dtype)
+        self._cache = self._empty_cache()
         self._graphs = StepGraphs(rows, context + 1) if device == "cuda" else None
+
+    def _empty_cache(self) -> Tensor:
+        size = self.shape.layers, self.rows, 2 * self.shape.kv_heads, self.context + 1, self.shape.head_dim
+        zeros = _zeros if self.device == "cpu" else partial(torch.zeros, device=self.device)
+        return zeros(size, dtype=self._dtype)
+
+    def release_cache(self) -> bool:
+        """Forget all rows and give their memory back; False on a GPU, whose recorded steps know the cache by place."""
+        if self.device == "cpu":
+            self._cache = self._empty_cache()
+        return self.device == "cpu"
 
     @property
     def idle_position(self) -> int:
