@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from chimera.core.errors import RunError
 from chimera.core.files import read_json_object
+from chimera.serving.devices import release_memory
 from chimera.serving.embedded.checkpoint import check_trainable
 from training.model.weights import plain_weights, whole_folder, write_model
 from training.ppo.engine.advantages import at_last_token, estimate, group_figures, importance
@@ -372,6 +373,7 @@ class PpoEngine:
         for name in ("_actor", "_reference", "_critic"):
             vars(self).pop(name, None)
         gc.collect()
+        release_memory()
         self._leave()
 
 
