@@ -1,32 +1,22 @@
-"""The toolbox and its local back ends: arguments, results, the literature index and excerpts."""
+"""The toolbox and its local back ends: arguments and results."""
 
 import asyncio
 import json
-import multiprocessing
-import os
-import sqlite3
-import threading
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from message_kit import refused
 
-from agents.tools.fulltext import Database
-from agents.tools.literature import LiteratureIndex, describes_trial
+from agents.tools.literature import describes_trial
 from agents.tools.own import own_tool
 from agents.tools.result import ToolResult
-from agents.tools.text.excerpts import GAP, excerpt, split_sentences
-from agents.tools.text.passages import MAX_QUERY, Passage, Query, ToolError, clean
+from agents.tools.text.passages import MAX_QUERY, Passage, Query, ToolError
 from agents.tools.toolbox import Toolbox, build_toolbox
 from chimera.config.roles import RolesConfig
 from chimera.config.sections.tools import ToolsConfig
 from chimera.core.errors import ConfigError
 from chimera.core.types import Brief
 
-PUBMEDQA = Path(__file__).parents[4] / "shared" / "pubmedqa" / "ori_pqal.json"
 BRIEF = Brief("1", "Does zinc shorten colds?", ())
 
 
@@ -271,254 +261,6 @@ def test_the_configuration_chooses_the_back_end(choice, word):
     assert toolbox.names == ("literature_search", "clinical_trials", "protein_lookup", "gene_ontology")
     descriptions = [spec["function"]["description"] for spec in toolbox.specs(toolbox.names)]
     assert sum(word in description for description in descriptions) == 1
-
-
-# --- the index
-
-
-@given(query=st.text(max_size=200))
-@settings(max_examples=150, deadline=None)
-def test_any_query_text_is_safe(query):
-    found = INDEX.search(query, 3)
-    assert len(found) <= 3
-    assert {passage.id for passage in found} <= {"101", "102", "103"}
-
-
-INDEX = LiteratureIndex(DOCUMENTS)
-
-
-@pytest.mark.parametrize(
-    "query",
-    [
-        'zinc" OR "',
-        "zinc NOT placebo",
-        "NEAR(zinc cold)",
-        "body:zinc",
-        "zinc*",
-        "-zinc",
-        "^zinc",
-        "zinc AND",
-        "(zinc",
-        "zinc\x00",
-    ],
-)
-def test_operators_are_only_words(query):
-    assert INDEX.search(query, 1)[0].id == "101"
-
-
-@pytest.mark.parametrize("query", ["", "   ", '""', "?!;", "\ud800"])
-def test_queries_without_words_find_nothing(query):
-    assert INDEX.search(query, 5) == []
-
-
-def test_only_stop_words_are_searched_as_they_are():
-    assert [passage.id for passage in INDEX.search("was the of", 5)] != []
-
-
-def test_words_match_in_other_forms_and_without_accents():
-    index = LiteratureIndex([tools_document("1", "", "Überlebende patients were treated"), DOCUMENTS[1]])
-    assert [passage.id for passage in index.search("uberlebende", 5)] == ["1"]
-    assert [passage.id for passage in index.search("treating a patient", 5)] == ["1"]
-
-
-UNSPACED = (
-    tools_document("zh", "", "目的：观察锌的疗效。方法：将90例患者随机分为两组。结果：锌组复发率为12.5%，低于对照组。"),
-    tools_document("ja", "", "成人の風邪患者に亜鉛を投与した。罹病期間は２日短縮した。プラセボ群では差がなかった。"),
-    tools_document("th", "", "ผู้ป่วยที่ได้รับสังกะสีมีอาการน้อยลง"),
-    tools_document("en", "", "METHODS: A cohort of nurses was followed with COVID感染 as outcome."),
-)
-
-
-@pytest.mark.parametrize(
-    ("query", "id_"),
-    [
-        ("复发率", "zh"),
-        ("锌", "zh"),
-        ("锌能降低复发率吗？", "zh"),
-        ("罹病期間", "ja"),
-        ("プラセボ", "ja"),
-        ("亜鉛は風邪に効くか", "ja"),
-        ("สังกะสี", "th"),
-        ("感染", "en"),
-        ("covid nurses", "en"),
-    ],
-)
-def test_words_without_spaces_between_them_are_found(query, id_):
-    assert [passage.id for passage in LiteratureIndex(UNSPACED).search(query, 1)] == [id_]
-
-
-def test_chinese_and_japanese_trials_are_trials():
-    index = LiteratureIndex(UNSPACED)
-    assert {passage.id for passage in index.search("复发率 罹病期間 covid", 4, trials_only=True)} == {"zh", "ja"}
-
-
-def test_an_excerpt_of_a_chinese_abstract_keeps_the_sentence_about_the_question():
-    text = UNSPACED[0].text
-    assert excerpt(text, "锌的复发率", 30) == "结果：锌组复发率为12.5%，低于对照组。"
-    assert [sentence.text for sentence in split_sentences(text)][1] == "方法：将90例患者随机分为两组。"
-
-
-def test_equal_ranks_keep_the_order_of_the_documents():
-    same = [tools_document(str(n), "", "zinc helps") for n in (5, 3, 9, 1)]
-    assert [passage.id for passage in LiteratureIndex(same).search("zinc", 4)] == ["5", "3", "9", "1"]
-
-
-def test_an_empty_index_finds_nothing():
-    assert LiteratureIndex([]).search("zinc", 3) == []
-
-
-def test_threads_share_one_index():
-    answers: dict[int, list[str]] = {}
-
-    def work(number: int) -> None:
-        answers[number] = [INDEX.search("zinc", 1)[0].id for _ in range(20)]
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert answers == {number: ["101"] * 20 for number in range(6)}
-
-
-def test_a_forked_process_searches_the_index_of_its_parent():
-    INDEX.search("zinc", 1)
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=lambda: sender.send([passage.id for passage in INDEX.search("nurses", 3)]))
-    child.start()
-    assert receiver.poll(30)
-    assert receiver.recv() == ["102"]
-    child.join()
-    assert [passage.id for passage in INDEX.search("zinc", 1)] == ["101"]
-
-
-def test_a_forked_process_opens_its_own_connection():
-    opened = []
-
-    def opener() -> sqlite3.Connection:
-        opened.append(os.getpid())
-        return sqlite3.connect(":memory:")
-
-    database = Database(opener)
-    database.query("SELECT 1")
-    database.query("SELECT 1")
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=lambda: sender.send((database.query("SELECT 2"), opened)))
-    child.start()
-    assert receiver.poll(30)
-    assert receiver.recv() == ([(2,)], [os.getpid(), child.pid])
-    child.join()
-    assert opened == [os.getpid()]
-
-
-def test_real_questions_find_their_own_abstract():
-    if not PUBMEDQA.exists():
-        pytest.skip("the PubMedQA file is not at hand (../shared/pubmedqa/ori_pqal.json)")
-    records = json.loads(PUBMEDQA.read_text())
-    documents = [
-        tools_document(
-            id_,
-            record["QUESTION"],
-            " ".join(f"{label}: {text}" for label, text in zip(record["LABELS"], record["CONTEXTS"], strict=True)),
-        )
-        for id_, record in records.items()
-    ]
-    index = LiteratureIndex(documents)
-    found = {document.id: [passage.id for passage in index.search(document.title, 5)] for document in documents}
-    first = sum(ranked[:1] == [id_] for id_, ranked in found.items()) / len(found)
-    five = sum(id_ in ranked for id_, ranked in found.items()) / len(found)
-    print(f"recall@1 {first:.1%}, recall@5 {five:.1%} on {len(found)} abstracts")
-    assert first >= 0.93
-    assert five >= 0.97
-    assert all(clean(document.text) == document.text for document in documents)
-
-
-# --- excerpts
-
-ABSTRACT = (
-    "BACKGROUND: Colds are common. Nobody likes them. METHODS: We asked 90 adults, e.g. Dr. Smith vs. others, to help. "
-    "RESULTS: Zinc cut the duration by 2.7 days (p = .002; 95% CI 1.1 to 4.3). Taste was bad. Fever did not differ."
-)
-
-
-def test_a_short_text_is_returned_unchanged():
-    assert excerpt(ABSTRACT, "zinc", len(ABSTRACT)) == ABSTRACT
-
-
-def test_sentences_end_at_full_stops_only():
-    assert [(sentence.label, sentence.text) for sentence in split_sentences(ABSTRACT)] == [
-        ("BACKGROUND", "Colds are common."),
-        ("BACKGROUND", "Nobody likes them."),
-        ("METHODS", "We asked 90 adults, e.g. Dr. Smith vs. others, to help."),
-        ("RESULTS", "Zinc cut the duration by 2.7 days (p = .002; 95% CI 1.1 to 4.3)."),
-        ("RESULTS", "Taste was bad."),
-        ("RESULTS", "Fever did not differ."),
-    ]
-
-
-def test_results_with_statistics_about_the_question_stay():
-    assert excerpt(ABSTRACT, "Does zinc shorten the duration?", 100) == (
-        "RESULTS: Zinc cut the duration by 2.7 days (p = .002; 95% CI 1.1 to 4.3). Taste was bad."
-    )
-
-
-def test_results_stay_before_other_sections_and_statistics_before_other_sentences():
-    text = (
-        "METHODS: We looked at them all day. RESULTS: We looked at them all day. It went up with p=0.03. It went away."
-    )
-    assert excerpt(text, "zinc", 48) == "RESULTS: It went up with p=0.03. It went away."
-    assert excerpt(text, "zinc", 45) == "RESULTS: It went up with p=0.03."
-    plain = "METHODS: They were all very well. RESULTS: They were all quite well."
-    assert excerpt(plain, "zinc", 40) == "RESULTS: They were all quite well."
-
-
-def test_a_gap_inside_a_section_is_marked():
-    text = "RESULTS: Zinc worked with p=0.01. Nothing else was seen in this long sentence. Zinc was safe in 9 of 9."
-    assert excerpt(text, "zinc", 80) == f"RESULTS: Zinc worked with p=0.01. {GAP} Zinc was safe in 9 of 9."
-
-
-def test_labels_without_a_space_before_them_are_seen():
-    labels = [sentence.label for sentence in split_sentences("GOAL: To learn.STUDY: We looked.RESULTS:  It was 5.")]
-    assert labels == ["GOAL", "STUDY", "RESULTS"]
-
-
-def test_a_sentence_longer_than_the_limit_is_cut_between_words():
-    text = "RESULTS: " + "zinc helped patients " * 30
-    cut = excerpt(text, "zinc", 100)
-    assert len(cut) <= 100
-    assert cut == ("zinc helped patients " * 30)[: len(cut)]
-    assert cut.rsplit(" ", 1)[1] in ("zinc", "helped", "patients")
-
-
-WORDS = st.text(alphabet="abcdefgh 0123456789.,;:()?!<>=%-é\u2009", min_size=1, max_size=60)
-SECTIONS = st.lists(
-    st.tuples(st.sampled_from(["METHODS", "RESULTS", "MAIN OUTCOME"]), st.lists(WORDS, min_size=1, max_size=6))
-)
-
-
-@given(sections=SECTIONS, query=st.text(max_size=50), max_chars=st.integers(min_value=100, max_value=400))
-@settings(max_examples=200, deadline=None)
-def test_excerpts_are_whole_verbatim_sentences_within_the_limit(sections, query, max_chars):
-    text = " ".join(f"{label}: {'. '.join(body)}." for label, body in sections)
-    short = excerpt(text, query, max_chars)
-    assert len(short) <= max_chars
-    whole = {sentence.text for sentence in split_sentences(text)}
-    for sentence in split_sentences(short):
-        for part in sentence.text.split(GAP):
-            assert part.strip() in text
-    if len(text) > max_chars and any(len(sentence) <= max_chars - 20 for sentence in whole):
-        assert any(sentence in short for sentence in whole)
-
-
-@given(st.text())
-def test_clean_text_is_printable_and_stays_clean(text):
-    once = clean(text)
-    assert clean(once) == once
-    assert all(character.isprintable() or character.isspace() for character in once)
-    assert not set(once) & {"\n", "\t", "\r", "\x00", "\x1b", "\u2028", "\x85"}
-    once.encode()
 
 
 def test_a_result_with_an_error_shows_nothing_else():

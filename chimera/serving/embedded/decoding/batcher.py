@@ -198,8 +198,9 @@ class Lane:
         self._forget()
 
     def rest(self) -> None:
-        """Give back the memory of the cache, which holds nothing that a job still needs."""
-        if self.engine.release_cache():
+        """Give back the memory of the cache; the lane must have no jobs."""
+        if self.engine.device == "cpu":
+            self.engine.release_cache()
             self._forget()
 
     def _forget(self) -> None:
@@ -466,6 +467,7 @@ class Batcher:
                 busy.append(lane)
 
     def _rest_idle(self) -> None:
+        """Let the lanes rest that had no job for `IDLE_SECONDS`."""
         now = time.monotonic()
         idle = [lane for lane, worked in self._worked.items() if not lane.busy and now - worked >= IDLE_SECONDS]
         for lane in idle:

@@ -128,11 +128,9 @@ class Engine:
         zeros = _zeros if self.device == "cpu" else partial(torch.zeros, device=self.device)
         return zeros(size, dtype=self._dtype)
 
-    def release_cache(self) -> bool:
-        """Forget all rows and give their memory back; False on a GPU, whose recorded steps know the cache by place."""
-        if self.device == "cpu":
-            self._cache = self._empty_cache()
-        return self.device == "cpu"
+    def release_cache(self) -> None:
+        """Forget all rows and give their memory back; not on a GPU, whose recorded steps know the cache by its place."""
+        self._cache = self._empty_cache()
 
     @property
     def idle_position(self) -> int:
