@@ -129,7 +129,7 @@ class Engine:
         return zeros(size, dtype=self._dtype)
 
     def release_cache(self) -> None:
-        """Forget all rows and give their memory back; not on a GPU, whose recorded steps know the cache by its place."""
+        """Forget all rows and give back their memory; not on a GPU: its recorded steps know the cache by its place."""
         self._cache = self._empty_cache()
 
     @property
