@@ -18,7 +18,7 @@ FEWEST_LETTERS = 3
 """Letters a token of text that is copied: sentences of studies, names of fields."""
 MARKS = 6
 """Most tokens around a field, and of a number: quotes, colon, comma, digits."""
-WORDS = f"^[^A-Za-z0-9]*([A-Za-z0-9]+[^A-Za-z0-9]+){{0,{MAX_WORDS - 1}}}[A-Za-z0-9]*$"
+WORDS = f"^[^A-Za-z0-9]*([A-Za-z0-9]+[^A-Za-z0-9]+){{0,{MAX_WORDS - 1}}}([A-Za-z0-9]+[^A-Za-z0-9]*)?$"
 """Words as `chimera.rubric.text.words` counts them, or more."""
 
 

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agents.roles import ROLES
@@ -53,6 +53,7 @@ def test_what_fits_stays_as_it_is_and_no_text_becomes_too_short_to_say_anything(
 
 
 @settings(max_examples=200, deadline=None)
+@example([*["a"] * 24, "(n)"])
 @given(st.lists(st.sampled_from(["a", "word", "it's", "x-ray", "0.5", "é", "(n=3)", ",", " ", "  "]), max_size=60))
 def test_a_phrase_has_never_more_words_than_the_board_takes(pieces):
     text = " ".join(pieces)
