@@ -34,8 +34,7 @@ def longest(schema):
 @pytest.mark.parametrize("role", ROLES.values(), ids=ROLES)
 def test_no_answer_of_a_role_can_be_cut_in_a_text(role, max_tokens):
     form = response_format(role)
-    evidence = schema_of(form)["properties"].get("evidence")
-    if evidence is not None:
+    if evidence := schema_of(form)["properties"].get("evidence"):
         evidence["items"] = {"type": "string", "enum": ["x" * 150, "y" * 200, "z" * 100]}
     before = json.dumps(form)
     schema = schema_of(bounded(form, max_tokens))
