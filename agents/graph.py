@@ -29,7 +29,7 @@ from agents.roles import (
 )
 from agents.routing import DESTINATIONS, Route, revisions_allowed, route, worst_severity
 from agents.state import Question, ResearchState, Update
-from agents.supervisor import vote_node
+from agents.supervisor import combine_node, vote_node
 from chimera.config.roles import JUNIORS
 from chimera.config.sections.graph import GraphConfig
 from chimera.config.sections.society import SocietyConfig
@@ -62,6 +62,7 @@ def step_limit(config: SocietyConfig) -> int:
         + bool(config.confirm)
         + 2 * config.graph.debate
         + bool(config.graph.debate)
+        + (2 * (config.graph.searches - 1) if config.graph.choose == "combine" else 0)
         + revisions
         + 1
     )
@@ -77,7 +78,7 @@ def working(shape: GraphConfig) -> dict[str, Node]:
     left_out |= set() if shape.design else {DESIGNER}
     left_out |= set() if shape.reviewed else {PEER_REVIEWER, SAFETY_OFFICER}
     nodes = {name: node for name, node in NODES.items() if not {name, ROLES[name].advises} & left_out}
-    nodes |= {SUPERVISOR: vote_node} if shape.choose == "vote" else {}
+    nodes |= {"vote": {SUPERVISOR: vote_node}, "combine": {SUPERVISOR: combine_node}}.get(shape.choose, {})
     nodes |= {} if shape.refine else {REFINER: adopt_node}
     nodes |= {DEBATE: debate_node} if shape.debate else {}
     return {**nodes, EVALUATION: evaluation_node}
@@ -90,6 +91,11 @@ def _after_round(shape: GraphConfig) -> Callable[[ResearchState], list[str]]:
         return list(shape.juniors) if state["debates"] <= shape.debate else [SUPERVISOR]
 
     return after_round
+
+
+def _after_search(state: ResearchState) -> list[str]:
+    """The juniors that are sent to search once more, or the refiner."""
+    return list(state["sent"]) or [REFINER]
 
 
 def entrance(role: str) -> str:
@@ -168,17 +174,22 @@ def _graph(
     shape, juniors = config.graph, list(config.graph.juniors)
     for first in juniors if start is None else (start,):
         graph.add_edge(START, first)
-    # One edge with a list of sources: what follows waits for all juniors and runs once.
-    graph.add_edge([start] if start in JUNIORS else juniors, DEBATE if shape.debate else SUPERVISOR)
+    combines = shape.choose == "combine"
+    if combines:
+        for junior in juniors:
+            graph.add_edge(junior, SUPERVISOR)
+        graph.add_conditional_edges(SUPERVISOR, _after_search, [*juniors, REFINER])
+    else:
+        # One edge with a list of sources: what follows waits for all juniors and runs once.
+        graph.add_edge([start] if start in JUNIORS else juniors, DEBATE if shape.debate else SUPERVISOR)
     if shape.debate:
         graph.add_conditional_edges(DEBATE, _after_round(shape), [*juniors, SUPERVISOR])
     order = [role for role in IN_ORDER if role in working(shape)]
     for role in order:
         for adviser, following in pairwise((*advisers_of(role), role)):
             graph.add_edge(adviser, following)
-    for role, following in pairwise(
-        (SUPERVISOR, *order) if shape.reviewed else (SUPERVISOR, *order, PRINCIPAL_INVESTIGATOR)
-    ):
+    first = () if combines else (SUPERVISOR,)
+    for role, following in pairwise((*first, *order) if shape.reviewed else (*first, *order, PRINCIPAL_INVESTIGATOR)):
         graph.add_edge(role, entrance(following))
     if shape.reviewed:
         graph.add_conditional_edges(

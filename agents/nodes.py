@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from langgraph.runtime import Runtime
 
 from agents.context import RunContext
+from agents.findings import Combination, Findings, combined, form_of, gathered, handed_over, with_findings
 from agents.roles import (
     DESIGNER,
     PEER_REVIEWER,
@@ -59,6 +60,8 @@ def _feedback(state: ResearchState) -> dict[str, Any] | None:
 def _junior_reads(role: str) -> Callable[[ResearchState, RunContext], Inputs]:
     def reads(state: ResearchState, context: RunContext) -> Inputs:
         """In a debate the others' hypotheses, and what a junior wrote itself, with its evidence."""
+        if form := form_of(context.config.graph, role):
+            return {"form": form, "sources": _sources_if_given(context), "search": state.get("sent", {}).get(role)}
         proposed = [dict(hypothesis) for hypothesis in state.get("initial_hypotheses", ()) if state.get("debates")]
         earlier = [{**hypothesis, "author": "you"} for hypothesis in proposed if hypothesis["author"] == role]
         others = [hypothesis for hypothesis in proposed if hypothesis["author"] != role]
@@ -69,7 +72,10 @@ def _junior_reads(role: str) -> Callable[[ResearchState, RunContext], Inputs]:
 
 def _junior_writes(role: str) -> Callable[[ResearchState, Answer, RunContext], Update]:
     def writes(state: ResearchState, answer: Answer, context: RunContext) -> Update:
-        return {"initial_hypotheses": [{"author": role, **answer.model_dump()}]}
+        if not isinstance(answer, Findings):
+            return {"initial_hypotheses": [{"author": role, **answer.model_dump()}]}
+        earlier = [hypothesis for hypothesis in state.get("initial_hypotheses", ()) if hypothesis["author"] == role]
+        return {"initial_hypotheses": [{"author": role, **with_findings(earlier, answer.model_dump())}]}
 
     return writes
 
@@ -77,6 +83,9 @@ def _junior_writes(role: str) -> Callable[[ResearchState, Answer, RunContext], U
 def _refiner_reads(state: ResearchState, context: RunContext) -> Inputs:
     """The first visit reads the selected hypothesis. Revisions read the refined one, which the feedback is about."""
     hypothesis = state.get("refined_hypothesis", state["selected_hypothesis"])
+    if form := form_of(context.config.graph, REFINER):
+        findings = handed_over(gathered(state["initial_hypotheses"]))
+        return {"form": form, "findings": findings, "feedback": _feedback(state)}
     return {
         "sources": _refiner_sources(state, context, hypothesis["evidence"]),
         "hypothesis": {key: value for key, value in hypothesis.items() if key != "author"},
@@ -93,10 +102,13 @@ def _refiner_sources(state: ResearchState, context: RunContext, quotes: Sequence
 
 
 def _refiner_writes(state: ResearchState, answer: Answer, context: RunContext) -> Update:
-    update: Update = {"refined_hypothesis": answer.model_dump()}
+    hypothesis = answer.model_dump()
+    if isinstance(answer, Combination):
+        hypothesis = combined(hypothesis, gathered(state["initial_hypotheses"]))
+    update: Update = {"refined_hypothesis": hypothesis}
     if "refined_hypothesis" in state:
         return {**update, "critical_revisions": 1}
-    return {**update, "unreviewed_hypothesis": answer.model_dump()}
+    return {**update, "unreviewed_hypothesis": hypothesis}
 
 
 def _designer_reads(state: ResearchState, context: RunContext) -> Inputs:
@@ -115,6 +127,9 @@ def _peer_reads(state: ResearchState, context: RunContext) -> Inputs:
         "sources": sources_seen(state["messages"]),
         "hypothesis": state["refined_hypothesis"],
         "protocol": state["experimental_protocol"],
+        "findings": handed_over(gathered(state["initial_hypotheses"]))
+        if form_of(context.config.graph, REFINER)
+        else None,
     }
 
 

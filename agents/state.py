@@ -56,12 +56,17 @@ class ResearchState(TypedDict):
         options: The answers to choose from; missing if they are yes, no and maybe. Writer: the run's input.
         sender: The role that wrote last. Writer: every role.
         turn_count: Visits of roles so far; revisions count, the evaluation does not. Writer: every role.
-        initial_hypotheses: Each {"author", "evidence", "comparison", "claim", "answer"}. Writers: the juniors.
+        initial_hypotheses: Each {"author", "evidence", "comparison", "claim", "answer"}; where findings are combined,
+            with the "findings" that it follows from and the next name to "search". Writers: the juniors.
         selected_hypothesis: The selected one of the initial hypotheses. Writer: Supervisor.
         supervisor_justification: Why it was selected. Writer: Supervisor.
         selection: {"author", "preferred", "policy", "propensities", "sources"}: the selected author; the author that
             the supervisor's model preferred (None if it was not asked); the version of the policy that chose; the
             probability of each author (None if not known); the passages that the juniors saw. Writer: Supervisor.
+        sent: The name that each junior is sent to search for, by junior; empty when all findings are handed on.
+            Writer: Supervisor, where findings are combined.
+        searched: All names that juniors were sent to search for. Writer: Supervisor.
+        searches: Rounds of searches so far; missing in the first. Writer: Supervisor.
         refined_hypothesis: A `Hypothesis`. Writer: HypothesisRefiner.
         unreviewed_hypothesis: The refined hypothesis of the first visit, before any review. Writer: HypothesisRefiner.
         advice: Answers of the roles that advise others, by the adviser's name; missing without such roles. Writers: the
@@ -93,6 +98,9 @@ class ResearchState(TypedDict):
     selected_hypothesis: dict[str, Any]
     supervisor_justification: str
     selection: dict[str, Any]
+    sent: dict[str, str]
+    searched: list[str]
+    searches: int
     refined_hypothesis: dict[str, Any]
     unreviewed_hypothesis: dict[str, Any]
     advice: dict[str, Any]

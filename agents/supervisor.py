@@ -14,6 +14,7 @@ from typing import Any, cast
 from langgraph.runtime import Runtime
 
 from agents.context import Candidates, Choice, RunContext
+from agents.findings import COMBINED, concluded, gathered
 from agents.roles import ROLES, SUPERVISOR
 from agents.schemas import Selection, selection_of
 from agents.state import ResearchState, Update
@@ -82,6 +83,34 @@ async def vote_node(state: ResearchState, runtime: Runtime[RunContext]) -> Updat
             "author": selected["author"],
             "preferred": None,
             "policy": VOTE,
+            "propensities": None,
+            "sources": list(sources_seen(state["messages"])),
+        },
+        "sender": SUPERVISOR,
+    }
+
+
+async def combine_node(state: ResearchState, runtime: Runtime[RunContext]) -> Update:
+    """Send juniors to search once more, or else hand on what all findings say by the rule, without a model.
+
+    A junior is sent if it read of another name of the treatment, which none was sent to search for.
+    """
+    graph, hypotheses = runtime.context.config.graph, state["initial_hypotheses"]
+    rounds, searched = state.get("searches", 1), state.get("searched", [])
+    sent = {
+        hypothesis["author"]: name for hypothesis in hypotheses if (name := hypothesis["search"]) not in ("", *searched)
+    }
+    if rounds < graph.searches and sent:
+        return {"sent": sent, "searched": [*searched, *sent.values()], "searches": rounds + 1, "sender": SUPERVISOR}
+    findings = gathered(hypotheses)
+    return {
+        "sent": {},
+        "selected_hypothesis": {"author": COMBINED, **concluded(findings)},
+        "supervisor_justification": f"{len(findings)} studies were read in {rounds} rounds of searches.",
+        "selection": {
+            "author": COMBINED,
+            "preferred": None,
+            "policy": COMBINED,
             "propensities": None,
             "sources": list(sources_seen(state["messages"])),
         },

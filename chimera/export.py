@@ -11,7 +11,7 @@ import json
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -259,8 +259,9 @@ def role_settings(name: str, config: "Config", learned: "Guided | None" = None) 
     Args:
         learned: What roles have learned to be told.
     """
+    from agents.findings import form_of
     from agents.roles import ROLES
-    from agents.visit.prompting import prompt_with_options, response_format
+    from agents.visit.prompting import opening, response_format
     from chimera.core.types import LABELS
     from evaluation.scores import judge
 
@@ -270,9 +271,15 @@ def role_settings(name: str, config: "Config", learned: "Guided | None" = None) 
     if learned and name in learned:
         guidance = guidance.model_copy(update=learned[name].given())
     usual = guidance.prompt or role.prompt
-    prompt = prompt_with_options(usual, options) if options else usual
-    tools, form = list(config.roles.tool_names()[name]), response_format(role, tuple(options))
-    return {"role": name, "prompt": prompt, **guidance.payload(), "tools": tools, "response_format": form}
+    form = form_of(config.society.graph, name)
+    messages = opening(replace(role, prompt=usual), "", options=list(options) or None, form=form)
+    return {
+        "role": name,
+        "prompt": messages[0]["content"],
+        **guidance.payload(),
+        "tools": list(config.roles.tool_names()[name]),
+        "response_format": response_format(role, messages),
+    }
 
 
 def _card(learned: LearnedRole, command: str) -> str:

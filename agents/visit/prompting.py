@@ -15,7 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from agents.roles import Role, prompt_with_options
+from agents.findings import FORMS
+from agents.roles import Role, prompt_in_form, prompt_with_options
 from agents.schemas import Answer, with_options
 from chimera.core.types import ShownOptions
 
@@ -39,23 +40,32 @@ def opening(role: Role, goal: str, *, options: ShownOptions | None = None, **inp
     """System prompt and first user message of `role`. `inputs` that are None are left out; the goal comes last.
 
     `options` are the answers that a task offers, if not yes, no and maybe. They stand before the goal, and the prompt
-    asks for one of them.
+    asks for one of them. The input "form" names the form of the answer, if it is not the role's own.
     """
+    prompt = prompt_in_form(role.prompt, inputs.get("form"))
     payload = {key: value for key, value in inputs.items() if value is not None}
     question = {"options": options, "goal": goal} if options else {"goal": goal}
     return [
-        {"role": "system", "content": prompt_with_options(role.prompt, options) if options else role.prompt},
+        {"role": "system", "content": prompt_with_options(prompt, options) if options else prompt},
         {"role": "user", "content": dump({**payload, **question})},
     ]
 
 
 def options_in(messages: Iterable[Message]) -> tuple[str, ...]:
     """The names of the options in a visit's messages; empty if the answers are yes, no and maybe."""
-    for message in messages:
-        if message["role"] == "user":
-            content = message["content"]
-            return tuple(read_payload(message).get("options") or ()) if '"options"' in str(content) else ()
-    return ()
+    return tuple(_first(messages, '"options"').get("options") or ())
+
+
+def schema_in(role: Role, messages: Sequence[Message]) -> type[Answer]:
+    """The schema of a role's answer in a visit: in the form and of the options that its messages name."""
+    form = FORMS.get(str(_first(messages, '"form"').get("form")))
+    return form or with_options(role.schema, options_in(messages))
+
+
+def _first(messages: Iterable[Message], key: str) -> dict[str, Any]:
+    """The JSON object of a visit's first user message; empty if `key` does not occur in it."""
+    first = next((message for message in messages if message["role"] == "user"), None)
+    return read_payload(first) if first and key in str(first["content"]) else {}
 
 
 def read_payload(message: Message) -> dict[str, Any]:
@@ -79,12 +89,9 @@ def repair_message(error: str, goal: str) -> Message:
     return {"role": "user", "content": dump({"error": error, "request": "answer again, as JSON only", "goal": goal})}
 
 
-def response_format(role: Role, options: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A new OpenAI `response_format` for a role's schema. Graders recognise the role by its name.
-
-    `options` are the names of the task's options; empty if the answers are yes, no and maybe.
-    """
-    schema = json.loads(_schema_text(with_options(role.schema, options)))
+def response_format(role: Role, messages: Sequence[Message] = ()) -> dict[str, Any]:
+    """A new OpenAI `response_format` for a role's answer after `messages`. Graders recognise the role by its name."""
+    schema = json.loads(_schema_text(schema_in(role, messages)))
     return schema_format(schema["title"], schema)
 
 

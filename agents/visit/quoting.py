@@ -9,10 +9,11 @@ writes its quotes itself. If a server ignores the schema, `fault` describes the 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from agents.findings import MOST_FINDINGS, Findings
 from agents.roles import Role
 from agents.schemas import MAX_QUOTE, Answer, Hypothesis
 from agents.tools.text.excerpts import GAP, cut, split_sentences
-from agents.visit.prompting import Message, options_in, read_payload, response_format
+from agents.visit.prompting import Message, read_payload, response_format, schema_in
 from chimera.config.sections.society import Quotes
 from chimera.core.quotes import MIN_QUOTE_WORDS, missing_quotes
 from chimera.core.unspaced import count_words
@@ -20,11 +21,6 @@ from chimera.core.unspaced import count_words
 MAX_ENUM = 250
 """Longer lists of sentences are left out: OpenAI's structured outputs limit long enums. `numbered` needs less space."""
 _SHOWN = 80
-
-
-def quotes(role: Role) -> bool:
-    """True if the role's answer holds quotes."""
-    return issubclass(role.schema, Hypothesis)
 
 
 def texts_read(messages: Iterable[Message]) -> list[str]:
@@ -94,8 +90,10 @@ def answer_format(role: Role, messages: Sequence[Message], mode: Quotes) -> dict
 
     Its answer is one of the options in the messages, or yes, no or maybe.
     """
-    form = response_format(role, options_in(messages))
-    if not quotes(role):
+    form, schema = response_format(role, messages), schema_in(role, messages)
+    if schema is Findings:
+        return _of_each_study(form, messages, mode)
+    if not issubclass(schema, Hypothesis):
         return form
     evidence = form["json_schema"]["schema"]["properties"]["evidence"]
     if mode == "free":
@@ -110,23 +108,57 @@ def answer_format(role: Role, messages: Sequence[Message], mode: Quotes) -> dict
     return form
 
 
+def _of_each_study(form: dict[str, Any], messages: Sequence[Message], mode: Quotes) -> dict[str, Any]:
+    """The form of findings: one of each passage that has been read, in order, with a quote of this passage."""
+    schema = form["json_schema"]["schema"]
+    finding, passages = schema["$defs"]["StudyFinding"], passages_read(messages)[:MOST_FINDINGS]
+    of_each: list[dict[str, Any]] = []
+    for passage in passages:
+        of_passage = {"study": {"const": passage["id"]}}
+        allowed = list(passage.get("sentences") or sentences([passage_text(passage)]))
+        if allowed and mode != "free":
+            of_passage["quote"] = {"type": "string", "enum": allowed}
+        of_each.append({**finding, "properties": {**finding["properties"], **of_passage}})
+    count = len(of_each)
+    one_of_each = {"type": "array", "prefixItems": of_each, "items": False, "minItems": count, "maxItems": count}
+    schema["properties"]["findings"] = one_of_each
+    del schema["$defs"]
+    return form
+
+
+def passages_read(messages: Iterable[Message]) -> list[dict[str, Any]]:
+    """The passages in a visit's messages, in order: of each id the first."""
+    by_id: dict[str, dict[str, Any]] = {}
+    for message in messages:
+        for passage in _passages(read_payload(message)):
+            by_id.setdefault(passage["id"], passage)
+    return list(by_id.values())
+
+
 def resolved(answer: Answer, messages: Iterable[Message]) -> Answer:
     """The answer with its sentence numbers replaced by the sentences."""
-    if not isinstance(answer, Hypothesis) or not (sentences_by_number := numbers(messages)):
+    if not isinstance(answer, Hypothesis | Findings) or not (sentences_by_number := numbers(messages)):
         return answer
+    if isinstance(answer, Findings):
+        return answer.with_quotes(sentences_by_number)
     return answer.model_copy(update={"evidence": [sentences_by_number.get(quote, quote) for quote in answer.evidence]})
 
 
 def fault(answer: Answer, messages: Iterable[Message], mode: Quotes) -> str | None:
     """What is wrong with an answer's quotes, as one sentence for the repair request; None if nothing is wrong."""
-    if not isinstance(answer, Hypothesis):
+    texts = texts_read(messages)
+    if isinstance(answer, Findings):
+        read = [passage["id"] for passage in passages_read(messages)]
+        missing = set(read[:MOST_FINDINGS]) - {finding.study for finding in answer.findings}
+        if missing:
+            return f"findings: there is none of {min(missing)}: give one of each study that you have read"
+    elif not isinstance(answer, Hypothesis):
         return None
     if mode == "free":
-        return None if answer.evidence else "evidence: quote at least one sentence"
-    texts = texts_read(messages)
-    if not answer.evidence:
+        return None if answer.quotes else "evidence: quote at least one sentence"
+    if not answer.quotes:
         return "evidence: quote at least one sentence that you have read" if sentences(texts) else None
-    if false := missing_quotes(answer.evidence, texts):
+    if false := missing_quotes(answer.quotes, texts):
         shown = false[0] if len(false[0]) <= _SHOWN else f"{false[0][:_SHOWN]}..."
         return f"evidence: {shown!r} stands in no passage that you have read: copy a sentence of it word for word"
     return None

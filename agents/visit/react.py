@@ -14,10 +14,10 @@ from pydantic import ValidationError
 
 from agents.context import RunContext
 from agents.roles import Role
-from agents.schemas import Answer, ExperimentProtocol, FinalDecision, with_options
+from agents.schemas import Answer, ExperimentProtocol, FinalDecision
 from agents.tools.result import ToolResult
 from agents.visit import citations
-from agents.visit.prompting import Message, canonical, options_in, repair_message, tool_message
+from agents.visit.prompting import Message, canonical, repair_message, schema_in, tool_message
 from agents.visit.quoting import answer_format, fault, numbered, resolved
 from agents.visit.record import ModelCall, ToolUse
 from agents.visit.rules import broken
@@ -70,7 +70,7 @@ def read_answer(role: Role, completion: Completion, messages: Sequence[Message] 
     if not completion.content.strip():
         raise ValueError("the answer is empty")
     try:
-        schema = with_options(role.schema, options_in(messages))
+        schema = schema_in(role, messages)
         return resolved(schema.model_validate_json(_unfenced(completion.content)), messages)
     except ValidationError as error:
         faults = (f"{'.'.join(map(str, fault['loc'])) or 'answer'}: {fault['msg']}" for fault in error.errors())

@@ -89,6 +89,17 @@ def read_hypothesis(payload: Mapping[str, Any]) -> ReviewedHypothesis:
     )
 
 
+def read_left_out(payload: Mapping[str, Any]) -> list[int]:
+    """The numbers of the payload's findings that count and that its hypothesis leaves out; none without findings."""
+    studies = _object(payload, "hypothesis").get("studies")
+    if studies is None:
+        return []
+    findings = payload.get("findings") or ()
+    return [
+        finding["number"] for finding in findings if finding["counts"] == "yes" and finding["number"] not in studies
+    ]
+
+
 def read_protocol(payload: Mapping[str, Any]) -> ReviewedProtocol:
     """The protocol; keys beyond its schema, such as amendments, are ignored."""
     form = _object(payload, "protocol")

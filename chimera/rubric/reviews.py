@@ -14,6 +14,7 @@ from chimera.rubric.payload import (
     read_goal,
     read_hypothesis,
     read_labels,
+    read_left_out,
     read_protocol,
     read_review,
     read_sources,
@@ -53,7 +54,11 @@ def peer_review(payload: Mapping[str, Any]) -> dict[str, Any]:
     goal, sources = read_goal(payload), read_sources(payload)
     findings: list[Finding] = []
     missing = missing_quotes(hypothesis.evidence, sources)
-    if len(missing) == len(hypothesis.evidence):
+    if left_out := read_left_out(payload):
+        numbers = ", ".join(map(str, left_out))
+        findings.append(("CRITICAL", f"left out, though they count: findings {numbers}"))
+    none_counts = payload.get("findings") and not hypothesis.evidence
+    if len(missing) == len(hypothesis.evidence) and not none_counts:
         findings.append(("CRITICAL", "evidence not found in any source"))
     elif missing:
         findings.append(("MAJOR", f"{len(missing)} of {len(hypothesis.evidence)} evidence sentences are in no source"))

@@ -5,46 +5,56 @@ evidence, and what from its roles. It is handed every study of a task, as single
 """
 
 import asyncio
-from collections.abc import Sequence
-from typing import cast
+from typing import Any
 
-from agents.schemas import Hypothesis
-from agents.tools.sources import SourceText
+from agents.findings import COMBINATION, REFINER, gathered, handed_over
+from agents.roles import ROLES, Role
+from agents.schemas import Answer
 from agents.visit.prompting import opening
 from agents.visit.quoting import answer_format, quotable
 from agents.visit.react import read_answer
 from chimera.config.sections.society import Quotes
 from chimera.core.errors import ModelError, UnreachableError
-from chimera.core.types import ResearchTask, abstract_text, shown_options
+from chimera.core.types import ResearchTask, shown_options
 from chimera.serving.client import Model
-from evaluation.baselines.single_agent import ROLE
+from evaluation.baselines.single_agent import ROLE, studies_of
 from evaluation.records.study import BaselineAnswer
 
 
 async def map_reduce(
-    model: Model, task: ResearchTask, *, name: str, key: str, quotes: Quotes, repeat: int, seed: int
+    model: Model, task: ResearchTask, *, name: str, key: str, quotes: Quotes, form: str | None, repeat: int, seed: int
 ) -> BaselineAnswer:
     """Ask once about each of the task's studies, then once about the sentences that these answers quote.
+
+    Where the society hands over findings, the first calls do too, and the last weighs them as the refiner does.
 
     An unreadable answer to a study adds nothing to the last call; an unreadable last answer counts as no answer.
 
     Args:
         task: A task whose evidence lies in several studies.
+        form: The form of the society's juniors' answers.
         seed: Seed of sampling; call n has this seed plus n.
 
     Raises:
         UnreachableError: The model's server cannot be reached.
     """
-    reader = _StudyReader(model, task, key, quotes)
-    studies = [{"id": id_, "text": abstract_text(sections)} for id_, sections in task.studies]
-    readings = await asyncio.gather(*(reader.ask([study], seed + place) for place, study in enumerate(studies)))
-    quoted = [
-        {"id": study["id"], "text": " ".join(reading.evidence)}
-        for study, reading in zip(studies, readings, strict=True)
-        if reading is not None and reading.evidence
-    ]
-    combined = await reader.ask(quoted, seed + len(studies)) if quoted else None
-    answer = None if combined is None else combined.answer
+    reader, studies = _StudyReader(model, task, key), studies_of(task)
+    readings = await asyncio.gather(
+        *(
+            reader.ask(ROLE, seed + place, form=form, sources=quotable([study], quotes), quotes=quotes)
+            for place, study in enumerate(studies)
+        )
+    )
+    by_study = {study["id"]: reading for study, reading in zip(studies, readings, strict=True) if reading is not None}
+    if form:
+        findings = handed_over(gathered(reading.model_dump() for reading in by_study.values()))
+        last: dict[str, Any] = {"form": COMBINATION, "findings": findings}
+    else:
+        quoted = [{"id": id_, "text": " ".join(reading.quotes)} for id_, reading in by_study.items() if reading.quotes]
+        last = {"sources": quotable(quoted, quotes)}
+    role, readable = ROLES[REFINER] if form else ROLE, last.get("findings") or last.get("sources")
+    combined = await reader.ask(role, seed + len(studies), quotes=quotes, **last) if readable else None
+    answer = None if combined is None else combined.stance
     error = None if combined is not None else f"no answer could be read: {reader.error}"
     return BaselineAnswer(name, task.id, repeat, answer, error, reader.calls, reader.prompt, reader.completion)
 
@@ -52,23 +62,22 @@ async def map_reduce(
 class _StudyReader:
     """Asks one model about passages, and counts calls and tokens."""
 
-    def __init__(self, model: Model, task: ResearchTask, key: str, quotes: Quotes) -> None:
+    def __init__(self, model: Model, task: ResearchTask, key: str) -> None:
         self._model, self._key = model, key
-        self._quotes: Quotes = quotes
         self._goal, self._options = task.goal, shown_options(task.options)
         self.calls = self.prompt = self.completion = 0
         self.error = "no study has a sentence to quote"
 
-    async def ask(self, passages: Sequence[SourceText], seed: int) -> Hypothesis | None:
-        """The answer that follows from `passages`; None if the model fails, or it cannot be read."""
-        messages = opening(ROLE, self._goal, options=self._options, sources=quotable(passages, self._quotes))
-        form = answer_format(ROLE, messages, self._quotes)
+    async def ask(self, role: Role, seed: int, *, quotes: Quotes, **inputs: Any) -> Answer | None:
+        """The answer of `role` that follows from `inputs`; None if the model fails, or it cannot be read."""
+        messages = opening(role, self._goal, options=self._options, **inputs)
+        response_format = answer_format(role, messages, quotes)
         self.calls += 1
         try:
-            completion = await self._model.complete(self._key, messages, response_format=form, seed=seed)
+            completion = await self._model.complete(self._key, messages, response_format=response_format, seed=seed)
             self.prompt += completion.prompt_tokens
             self.completion += completion.completion_tokens
-            return cast(Hypothesis, read_answer(ROLE, completion, messages))
+            return read_answer(role, completion, messages)
         except UnreachableError:
             raise
         except (ModelError, ValueError) as fault:

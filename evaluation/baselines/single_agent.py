@@ -1,23 +1,28 @@
 """The single agent: calls of the juniors' model with the abstract. Comparing it shows what the society adds."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, Unpack, cast
+from typing import Any, Protocol, Unpack
 
+from agents.findings import MOST_FINDINGS
 from agents.roles import ROLES
-from agents.schemas import Hypothesis
-from agents.tools.sources import given_sources
+from agents.tools.sources import SourceText, given_sources
 from agents.visit.prompting import Message, opening
 from agents.visit.quoting import answer_format, quotable
 from agents.visit.react import read_answer
 from chimera.config.roles import JUNIORS
 from chimera.config.sections.society import Quotes
 from chimera.core.errors import ModelError, UnreachableError
-from chimera.core.types import ResearchTask, shown_options
+from chimera.core.types import ResearchTask, abstract_text, shown_options
 from chimera.serving.client import Completion, RequestOptions
 from evaluation.records.study import BaselineAnswer
 
 ROLE = ROLES[JUNIORS[1]]
 """The role whose prompt and schema are used: small models know no others, and large ones need no others."""
+
+
+def studies_of(task: ResearchTask) -> list[SourceText]:
+    """A task's studies as passages."""
+    return [{"id": id_, "text": abstract_text(sections)} for id_, sections in task.studies]
 
 
 class Chooser(Protocol):
@@ -37,6 +42,7 @@ async def single_agent(
     name: str,
     key: str,
     quotes: Quotes,
+    form: str | None = None,
     repeat: int = 0,
     seed: int = 0,
     first: int = 0,
@@ -51,6 +57,7 @@ async def single_agent(
         model: Serves the juniors of the stage.
         task: The task. The model sees only its brief: the question, and the abstract as the only source.
         quotes: How answers quote sources, as configured for the society.
+        form: The form of the answers, as of the society's juniors; findings are of as many studies as one may hold.
         repeat: The repeat of the society's rollout that this is compared with, from 0.
         seed: Seed of sampling. A request has the sum of this seed and the number of its first answer.
         first: Number of the first answer, from 0.
@@ -63,14 +70,17 @@ async def single_agent(
     """
     brief = task.brief()
     options = shown_options(brief.options)
-    messages = opening(ROLE, brief.goal, options=options, sources=quotable(given_sources(brief), quotes))
-    form = answer_format(ROLE, messages, quotes)
+    sources = (studies_of(task)[:MOST_FINDINGS] if form else None) or given_sources(brief)
+    messages = opening(ROLE, brief.goal, options=options, form=form, sources=quotable(sources, quotes))
+    response_format = answer_format(ROLE, messages, quotes)
     answers: list[BaselineAnswer] = []
     together = samples
     while (left := samples - len(answers)) > 0:
         number = first + len(answers)
         try:
-            got = await model.choices(key, messages, response_format=form, seed=seed + number, n=min(together, left))
+            got = await model.choices(
+                key, messages, response_format=response_format, seed=seed + number, n=min(together, left)
+            )
         except UnreachableError:
             raise
         except ModelError as error:
@@ -92,7 +102,7 @@ def _read(
 ) -> BaselineAnswer:
     answer, error = None, None
     try:
-        answer = cast(Hypothesis, read_answer(ROLE, completion, messages)).answer
+        answer = read_answer(ROLE, completion, messages).stance
     except ValueError as fault:
         error = f"the answer could not be read: {fault}"
     used = completion.prompt_tokens, completion.completion_tokens

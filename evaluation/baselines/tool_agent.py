@@ -3,6 +3,7 @@
 from typing import cast
 
 from agents.context import Evaluator, RunContext, SupervisorChoice, Tools
+from agents.findings import form_of
 from agents.state import ResearchState
 from agents.tools.sources import given_sources
 from agents.visit.record import CallRecord, count, no_operation
@@ -59,9 +60,8 @@ async def tool_agent(
     sources = given_sources(brief) if config.society.evidence == "given" else None
     answer, error = None, None
     try:
-        hypothesis, _ = await visit(
-            ROLE, {"sources": sources}, cast(ResearchState, state), context, number=1, attempt=1
-        )
+        inputs = {"form": form_of(config.society.graph, ROLE.name), "sources": sources}
+        hypothesis, _ = await visit(ROLE, inputs, cast(ResearchState, state), context, number=1, attempt=1)
         answer = hypothesis.stance
     except UnreachableError:
         raise

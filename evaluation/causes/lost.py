@@ -47,10 +47,10 @@ def wrong_step(label: Label, answer: Label | None, outputs: Mapping[str, Any], *
     if failed:
         return "failed"
     initial, selected, refined = (outputs[name] for name in FIELDS)
-    if all(hypothesis["answer"] != label for hypothesis in initial):
-        return "juniors"
     if selected["answer"] != label:
-        return "supervisor"
+        combined = any("findings" in hypothesis for hypothesis in initial)
+        none_right = all(hypothesis["answer"] != label for hypothesis in initial)
+        return "juniors" if none_right or combined else "supervisor"
     return "refiner" if refined["answer"] != label else "review"
 
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from agents.context import Tools
+from agents.findings import form_of
 from chimera.config.roles import JUDGE
 from chimera.config.tree import Config
 from chimera.core.errors import RunError
@@ -291,6 +292,7 @@ class Conductor:
                 seed = RolloutInput.of(task, "single", repeat, self.config.seed).seed
                 title, quotes = of_stage(request.kind, name), self.config.society.quotes
                 shared: dict[str, Any] = {"name": title, "repeat": repeat, "seed": seed}
+                form = form_of(self.config.society.graph, ROLE.name)
                 if request.kind == AGENT:
                     samples = range(request.first, request.first + request.samples)
                     answers = [
@@ -298,10 +300,10 @@ class Conductor:
                         for sample in samples
                     ]
                 elif request.kind == MAP_REDUCE:
-                    answers = [await map_reduce(model, task, key=key, quotes=quotes, **shared)]
+                    answers = [await map_reduce(model, task, key=key, quotes=quotes, form=form, **shared)]
                 else:
                     shared |= {"first": request.first, "samples": request.samples}
-                    answers = await single_agent(model, task, key=key, quotes=quotes, **shared)
+                    answers = await single_agent(model, task, key=key, quotes=quotes, form=form, **shared)
                 temperature = stage.temperature if request.kind in SAMPLED else None
                 return [replace(reply, temperature=temperature) for reply in answers]
 

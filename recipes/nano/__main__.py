@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chimera.config.roles import JUNIORS, OWN_TOOLS
-from chimera.data.generated import synthesis as synthesis_tasks
+from chimera.data.generated import review as review_tasks
 from chimera.data.generated.tasks import GeneratedTask, generate
-from recipes.nano import synthesis
+from recipes.nano import review
 from recipes.nano.fit import NanoShape, Schedule, TokenizedTranscript, encode
 from recipes.nano.transcripts import TOOLS, Habits, Transcript, careful, junior, stream
 
@@ -41,9 +41,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=8500, help="updates on faultless transcripts")
     parser.add_argument("--habit-steps", type=int, default=260, help="updates on transcripts with planted habits")
     parser.add_argument(
-        "--synthesis-steps", type=int, default=0, help="updates on both families, after the others (default 0)"
+        "--review-steps", type=int, default=0, help="updates on both families, after the others (default 0)"
     )
-    parser.add_argument("--synthesis-share", type=float, default=0.9, help="share of the family synthesis in these")
+    parser.add_argument("--review-share", type=float, default=0.9, help="share of the family review in these")
     parser.add_argument("--done", type=int, default=0, help="with --start: updates of the last kind made before a stop")
     parser.add_argument("--warm-up", type=int, default=2000, help="updates on the copy task")
     parser.add_argument("--batch", type=int, default=64, help="transcripts per update")
@@ -88,30 +88,26 @@ def _encode_block(job: tuple["PreTrainedTokenizerFast", int, list[int], Habits])
 def of_both(
     tokenizer: "PreTrainedTokenizerFast", seed: int, levels: list[int], share: float
 ) -> Iterator[TokenizedTranscript]:
-    """Endless encoded transcripts, of which `share` are of the family `synthesis`."""
+    """Endless encoded transcripts, of which `share` are of the family `review`."""
     rng = random.Random(seed)
     tasks = (item for block in itertools.count() for item in generate(50, seed=seed + block, levels=levels))
     of_one = stream(tasks, seed, FAULTLESS_READERS)
-    items = (
-        item for block in itertools.count() for item in synthesis_tasks.generate(50, seed=seed + block, levels=levels)
-    )
-    of_several = synthesis.stream(items, seed, FAULTLESS_READERS)
+    items = (item for block in itertools.count() for item in review_tasks.generate(50, seed=seed + block, levels=levels))
+    of_several = review.stream(items, seed, FAULTLESS_READERS)
     while True:
         yield encode(tokenizer, next(of_several if rng.random() < share else of_one))
 
 
-def synthesis_exams(levels: list[int], count: int) -> dict[str, list[Transcript]]:
-    """Transcripts of held-out tasks of several studies, by who reads: one junior, all tools, or the refiner."""
-    items = synthesis_tasks.generate(count, seed=EXAM_SEED, levels=levels)
+def review_exams(levels: list[int], count: int) -> dict[str, list[Transcript]]:
+    """Transcripts of held-out tasks of the family `review`, by who reads."""
     rng = random.Random(EXAM_SEED)
-    exams: dict[str, list[Transcript]] = {"one junior": [], "all tools": [], "refiner": []}
-    for item in items:
-        name = rng.choice(JUNIORS)
-        exams["one junior"].append(synthesis.researcher(item, name, synthesis.of_junior(item, name), TOOLS[name]))
-        exams["all tools"].append(synthesis.researcher(item, synthesis.SOLO, synthesis.of_solo(item), OWN_TOOLS))
-        proposals = {name: synthesis.read(item, synthesis.of_junior(item, name).found) for name in JUNIORS}
-        exams["refiner"].append(synthesis.refiner(item, proposals, rng))
-    return exams
+    items = review_tasks.generate(count, seed=EXAM_SEED, levels=levels)
+    return {
+        "a junior": [
+            review.junior(item, rng.choice(list(review.DATABASES)), rng.choice(review_tasks.NAMES), rng) for item in items
+        ],
+        "refiner": [review.refiner(item, rng, true=True) for item in items],
+    }
 
 
 def exam_set(levels: list[int], count: int) -> list[Transcript]:
@@ -126,7 +122,7 @@ def main(argv: list[str]) -> int:
     import torch
     from transformers import AutoTokenizer, Qwen2ForCausalLM
 
-    from recipes.nano.exam import examine
+    from recipes.nano.exam import examine, score
     from recipes.nano.fit import Fitter, new_model, save
     from recipes.nano.tokenizer import read_chat_template, train_tokenizer
     from recipes.nano.transcripts import text_of
@@ -172,15 +168,15 @@ def main(argv: list[str]) -> int:
         log.append({"part": part, "steps": schedule.steps, "line": marks.line()})
         print("after part", part, marks.line(), flush=True)
         save_copy()
-    if options.synthesis_steps:
-        schedule = Schedule(options.synthesis_steps, options.batch, 0, adamw_rate=2e-3, muon_rate=0.01)
+    if options.review_steps:
+        schedule = Schedule(options.review_steps, options.batch, 0, adamw_rate=2e-3, muon_rate=0.01)
         fitter = Fitter(model, schedule, options.seed + len(parts), device=options.device)
         seed = TRAIN_SEED + 100_000 * len(parts) + options.done
-        fitter.fit(of_both(tokenizer, seed, options.levels, options.synthesis_share), report, done=options.done)
+        fitter.fit(of_both(tokenizer, seed, options.levels, options.review_share), report, done=options.done)
         save_copy()
         log.append({"part": len(parts), "steps": schedule.steps, "line": examine(model, tokenizer, exam).line()})
-        for reader, transcripts in synthesis_exams(options.levels, options.exam).items():
-            log.append({"part": len(parts), "reads": reader, "line": examine(model, tokenizer, transcripts).line()})
+        for reader, transcripts in review_exams(options.levels, options.exam).items():
+            log.append({"part": len(parts), "reads": reader, **score(model, tokenizer, transcripts)})
     print(json.dumps(log, indent=1))
     return 0
 

@@ -5,9 +5,9 @@ The model must write the junior's final answer after a successful search, becaus
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -92,7 +92,7 @@ def _generate(model: "Qwen2ForCausalLM", tokenizer: "PreTrainedTokenizerFast", p
         output = model.generate(  # pyright: ignore[reportAttributeAccessIssue] - transformers 5's protocol rejects its own class
             input_ids=encoded["input_ids"].to(model.device),
             attention_mask=encoded["attention_mask"].to(model.device),
-            max_new_tokens=512,
+            max_new_tokens=768,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
             do_sample=False,
@@ -101,3 +101,36 @@ def _generate(model: "Qwen2ForCausalLM", tokenizer: "PreTrainedTokenizerFast", p
     width = encoded["input_ids"].shape[1]
     texts = tokenizer.batch_decode([row[width:] for row in output.cpu()], skip_special_tokens=True)
     return [text.strip() for text in texts]
+
+
+def score(
+    model: "Qwen2ForCausalLM", tokenizer: "PreTrainedTokenizerFast", transcripts: Sequence[Transcript], *, batch: int = 16
+) -> dict[str, float]:
+    """Let the model write each transcript's last turn: the share of each field that is as in the transcript.
+
+    Fields of findings are counted over findings.
+    """
+    marks: dict[str, list[bool]] = {}
+    for start in range(0, len(transcripts), batch):
+        rows = transcripts[start : start + batch]
+        prompts = [render(tokenizer, t, len(t.messages) - 1, generation=True) for t in rows]
+        for row, text in zip(rows, _generate(model, tokenizer, prompts), strict=True):
+            for field, right in compared(text, json.loads(row.messages[-1]["content"])):
+                marks.setdefault(field, []).append(right)
+    return {field: round(_share(flags), 3) for field, flags in marks.items()}
+
+
+def compared(text: str, truth: dict[str, Any]) -> Iterator[tuple[str, bool]]:
+    """Each field of an answer, and whether it is as in `truth`."""
+    try:
+        answer = json.loads(text)
+    except json.JSONDecodeError:
+        answer = {}
+    for name, value in truth.items():
+        if name != "findings":
+            yield name, answer.get(name) == value
+            continue
+        written = answer.get(name) or []
+        for number, finding in enumerate(value):
+            other = written[number] if number < len(written) else {}
+            yield from ((field, other.get(field) == item) for field, item in finding.items())

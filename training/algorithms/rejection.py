@@ -19,7 +19,6 @@ from agents.visit.quoting import texts_read
 from chimera.config.tree import Config
 from chimera.core.errors import ConfigError
 from chimera.core.quotes import missing_quotes
-from chimera.core.types import Label
 from chimera.data.tasks import Dataset
 from chimera.run.policies import Part
 from training.learning.base import Bench, Learned, PhasePlan
@@ -27,7 +26,7 @@ from training.learning.examples import Examples, Render, Selected, check_enough
 from training.learning.experience import Call
 from training.learning.fine_tuning import TuneSettings, check_batches
 from training.learning.groups import BranchSettings, Valued, group_figures, grow
-from training.learning.states import check_tasks, collect_states
+from training.learning.states import State, check_tasks, collect_states
 from training.learning.values import Values, how_valued
 
 
@@ -82,7 +81,7 @@ async def draw(plan: PhasePlan, settings: RejectionSettings, bench: Bench, rende
     groups = await grow(bench, values, states, settings.answers, seed=bench.config.seed, version=version)
     examples, right = Examples(render, settings.max_length), 0
     for group in groups:
-        good = [valued for valued in group.answers if is_right(valued.call, group.state.label, settings.right)]
+        good = [valued for valued in group.answers if is_right(valued.call, group.state, settings.right)]
         right += len(good)
         examples.add(group.state, best_first(good), settings.keep)
     counts: dict[str, Any] = {**group_figures(groups), "branches/right": right}
@@ -98,10 +97,10 @@ def best_first(answers: Sequence[Valued]) -> list[Call]:
     return [valued.call for valued in sorted(answers, key=lambda valued: -valued.worth.value)]
 
 
-def is_right(call: Call, label: Label, right: str) -> bool:
-    """True if an answer can be read, says what the label says, and quotes only what the role has read."""
+def is_right(call: Call, state: State, right: str) -> bool:
+    """True if an answer to `state` can be read, says what is right, and quotes only what the role has read."""
     answer = call.answer
     if answer is None or call.asked is None:
         return False
-    fits = right in ("quotes", "any") or answer.stance == label
+    fits = right in ("quotes", "any") or state.right(answer) == 1
     return fits and (right in ("label", "any") or not missing_quotes(answer.quotes, texts_read(call.asked.messages)))

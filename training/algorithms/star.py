@@ -121,7 +121,7 @@ async def draw(
 
 
 def _right(state: State, answers: Sequence[Valued], settings: StarSettings) -> list[Valued]:
-    return [valued for valued in answers if is_right(valued.call, state.label, settings.right)]
+    return [valued for valued in answers if is_right(valued.call, state, settings.right)]
 
 
 async def hinted(bench: Bench, values: Values, state: State, k: int, version: str) -> AnswerGroup:

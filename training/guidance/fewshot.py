@@ -15,7 +15,7 @@ from pydantic import Field
 
 from agents.context import Guided
 from agents.roles import ROLES
-from agents.visit.prompting import options_in, read_payload, response_format
+from agents.visit.prompting import read_payload, response_format
 from agents.visit.react import read_answer
 from chimera.config.tree import Config
 from chimera.core.errors import RunError
@@ -108,7 +108,7 @@ async def _taught(
 ) -> dict[str, Any] | None:
     """The teacher's answer to what the role was asked; None if it is wrong or unreadable."""
     role, asked_messages = ROLES[conversation.role], conversation.messages[:-1]
-    form = response_format(role, options_in(asked_messages))
+    form = response_format(role, asked_messages)
     completion = await search.ask(teacher, asked_messages, response_format=form, seed=0)
     try:
         answer = read_answer(role, completion, asked_messages)

@@ -15,6 +15,7 @@ from typing import Any
 
 import agentlightning as agl
 
+from agents.findings import COMBINED
 from agents.policies.events import BanditEvent
 from agents.roles import ROLES
 from agents.visit.prompting import payload_of
@@ -135,6 +136,8 @@ class HierarchicalTraceAdapter(agl.TraceAdapter[list[agl.Triplet]]):
         if record.reward is None or "selection" not in record.outputs:
             return None
         selection = record.outputs["selection"]
+        if selection["policy"] == COMBINED:
+            return None
         aligned = record.parts.get("alignment")
         hindsight = None
         if aligned is not None:

@@ -8,9 +8,12 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from agents.findings import Findings, share_right
+from agents.schemas import Answer
 from agents.tools.sources import sources_seen
 from chimera.core.errors import ConfigError, RunError
 from chimera.core.types import Label, ResearchTask
+from chimera.core.weighing import Vote
 from chimera.data.tasks import Dataset
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from training.learning.base import Bench, PhasePlan
@@ -28,12 +31,20 @@ class State:
     Attributes:
         call: The call that gave the answer.
         label: The right answer for a role that has read what this one had (`ResearchTask.label_after`).
+        votes: What is right of each study that it has read, where that is known.
     """
 
     episode: Episode
     call: Call
     conversation: Conversation
     label: Label
+    votes: tuple[Vote, ...] = ()
+
+    def right(self, answer: Answer) -> float:
+        """1 if an answer says what is right, else 0; of findings the share that is right."""
+        if isinstance(answer, Findings) and self.votes:
+            return share_right(answer, self.votes)
+        return float(answer.stance == self.label)
 
     @property
     def key(self) -> Key:
@@ -122,10 +133,17 @@ def states_of(episode: Episode, roles: Sequence[str], task: ResearchTask | None 
     visits = [visit for visit in held.conversations(roles) if visit.parsed and visit.visit == 1]
     # What a second model answered (`society.fallback`) is nobody's state.
     asked_again = [(answered[visit.role], visit) for visit in visits if visit.role in answered]
-    return [State(episode.on_disk(), call, visit, _label(call, record, task)) for call, visit in asked_again]
+    return [State(episode.on_disk(), call, visit, *_key(call, record, task)) for call, visit in asked_again]
 
 
-def _label(call: Call, record: RolloutRecord, task: ResearchTask | None) -> Label:
+def _key(call: Call, record: RolloutRecord, task: ResearchTask | None) -> tuple[Label, tuple[Vote, ...]]:
+    """The right answer for a role after what it has read, and what is right of each study among that.
+
+    A role that reads no studies itself has all of them before it in what others hand over.
+    """
     if task is None or call.asked is None:
-        return record.label
-    return task.label_after(source["id"] for source in sources_seen({call.role: call.asked.messages}))
+        return record.label, ()
+    read = {source["id"] for source in sources_seen({call.role: call.asked.messages})}
+    if not read:
+        return task.label, ()
+    return task.label_after(read), tuple(vote for vote in task.votes if vote.study in read)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+from agents.findings import Findings, as_hypothesis, gathered, with_findings
 from agents.roles import DESIGNER, PEER_REVIEWER, REFINER, ROLES, SUPERVISOR
 from agents.schemas import Answer, ExperimentProtocol, Hypothesis
 from agents.visit.quoting import texts_read
@@ -199,7 +200,7 @@ def own_parts(state: State, answered: Call, answer: Answer, names: Mapping[str, 
     """
     read = _read(answered)
     amounts = {
-        "alignment": float(answer.stance == state.label),
+        "alignment": state.right(answer),
         "unverifiable_quote": float(len(missing_quotes(answer.quotes, read))),
         "parsed": 1.0,
     }
@@ -220,19 +221,27 @@ def _work(state: State, answer: Answer, read: list[str]) -> dict[str, Any]:
     if isinstance(answer, ExperimentProtocol):
         outputs["final_protocol"] = {**answer.model_dump(), "amendments": []}
     else:
-        outputs |= {"refined_hypothesis": answer.model_dump(), "final_answer": answer.stance}
+        outputs |= {"refined_hypothesis": as_hypothesis(answer, _findings(state)), "final_answer": answer.stance}
     sources = {source["text"]: source for source in outputs["selection"]["sources"]}
     sources |= {text: {"id": "read", "text": text} for text in read if text not in sources}
     return finished_work(outputs, list(sources.values()), outputs["research_goal"])
 
 
+def _findings(state: State) -> list[Mapping[str, Any]]:
+    """The findings of all juniors in the recorded rollout; none where hypotheses are not combined from them."""
+    hypotheses = state.episode.record.outputs.get("initial_hypotheses", ())
+    return gathered(hypothesis for hypothesis in hypotheses if "findings" in hypothesis)
+
+
 def replaced(state: State, answer: Answer) -> dict[str, Any]:
     """The fields of the society's state that hold `answer` in place of what the role had answered."""
-    role, content = state.call.role, answer.model_dump()
+    role, content = state.call.role, as_hypothesis(answer, _findings(state))
     if role == REFINER:
         return {"refined_hypothesis": content, "unreviewed_hypothesis": content}
     if role == DESIGNER:
         return {"experimental_protocol": content}
-    hypothesis = {**content, "author": role}
-    recorded = state.episode.record.outputs["initial_hypotheses"]
+    hypothesis, recorded = {**content, "author": role}, state.episode.record.outputs["initial_hypotheses"]
+    if isinstance(answer, Findings):
+        earlier = [content, *(other for other in recorded if other["author"] == role)]
+        hypothesis = {"author": role, **with_findings(earlier, content)}
     return {"initial_hypotheses": [hypothesis if other["author"] == role else other for other in recorded]}

@@ -19,9 +19,16 @@ class GraphConfig(ConfigSection):
         le=10,
         description="rounds in which each junior reads what the others propose and answers again",
     )
-    choose: Literal["select", "vote"] = Field(
+    choose: Literal["select", "vote", "combine"] = Field(
         default="select",
-        description="select: the supervisor chooses a hypothesis; vote: the juniors' majority does",
+        description="select: the supervisor chooses a hypothesis; vote: the juniors' majority does; combine: juniors "
+        "hand over a finding of each study, and the refiner weighs them all",
+    )
+    searches: Annotated[int, When.equal("choose", "combine")] = Field(
+        default=2,
+        ge=1,
+        le=10,
+        description="most rounds of searches: after the first a junior searches for another name that it has read of",
     )
     refine: bool = Field(default=True, description="the hypothesis refiner works on the chosen hypothesis")
     design: bool = Field(default=True, description="the protocol designer plans an experiment, which is what is scored")
@@ -42,6 +49,10 @@ class GraphConfig(ConfigSection):
             raise ValueError(f"waives names {self.waives[0]!r}: only [{SAFETY}] can be waived")
         if self.debate and len(self.juniors) == 1:
             raise ValueError(f"debate={self.debate} has nobody to read: name two juniors, or set it to 0")
+        if self.debate and self.choose == "combine":
+            raise ValueError(
+                f"debate={self.debate} needs hypotheses, and with choose=combine there are findings: set it to 0"
+            )
         if not self.reviewed and SAFETY not in self.waives:
             raise ValueError(
                 f"the {SAFETY} does not stand before the decision: let protocols be reviewed, or say with "

@@ -1,0 +1,219 @@
+"""Makes conversations on tasks of the family `review`, in the form of the society (see `recipes.nano.transcripts`).
+
+Each junior searches one database, first by the name in the question and then by another name that it read of. It hands
+over a finding of each study; the refiner weighs the findings of all. A researcher with all tools and one who is given
+studies hand over findings too, as the baselines do. These transcripts are faultless, except that the designer is vague.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from chimera.data.generated.review import NAMES, ReviewFacts, ReviewStudy, ReviewTask
+
+from agents.findings import (
+    COMBINATION,
+    FINDINGS,
+    MOST_FINDINGS,
+    Combination,
+    Findings,
+    StudyFinding,
+    combined,
+    handed_over,
+    tally,
+    vote,
+)
+from agents.roles import DESIGNER, REFINER, ROLES
+from agents.schemas import Answer
+from agents.visit.prompting import Message, dump, opening, tool_message
+from chimera.config.roles import JUNIORS, LITERATURE, OWN_TOOLS, TRIALS
+from chimera.core.types import abstract_text
+from chimera.core.weighing import weigh
+from chimera.data.generated.text import Direction, write_question
+from chimera.data.generated.vocabulary import ENDPOINTS, Subject
+from recipes.nano.transcripts import Habits, Transcript, blur, concrete, feedback
+
+DATABASES: dict[str, str] = {JUNIORS[0]: LITERATURE, JUNIORS[1]: TRIALS}
+"""The one tool of each junior, as in configs/review.yaml."""
+SOLO = JUNIORS[1]
+"""The role whose prompt a researcher with all tools has, and one who is given studies."""
+MOST_QUESTIONS = 2
+"""Questions about one set of studies."""
+VERB = {"yes": "gives", "no": "does not give", "maybe": "may give"}
+Way = tuple[str, str]
+"""A search: the tool, and whether by the name or the second name."""
+
+
+def found_by(item: ReviewTask, way: Way) -> list[ReviewStudy]:
+    """The studies that a search finds."""
+    return [study for study in item.facts.studies if (study.tool, study.name) == way]
+
+
+def query(facts: ReviewFacts, way: Way) -> str:
+    return facts.therapy if way[1] == NAMES[0] else facts.second_name
+
+
+def counts(facts: ReviewFacts, study: ReviewStudy) -> str:
+    """Whether a study answers the question, or the first reason why not."""
+    if study.retracted:
+        return "retracted"
+    if study.population != facts.population:
+        return "other population"
+    return "yes" if study.endpoint == facts.endpoint else "other outcome"
+
+
+def finding_of(facts: ReviewFacts, study: ReviewStudy) -> dict[str, Any]:
+    """The finding that is right for a study."""
+    return {
+        "study": study.id,
+        "quote": study.finding.sentence,
+        "design": study.design,
+        "size": study.participants,
+        "population": study.population,
+        "outcome": study.endpoint,
+        "counts": counts(facts, study),
+        "direction": study.finding.direction,
+        "significance": study.finding.significance,
+        "answer": study.finding.answer(facts.asked),
+    }
+
+
+def findings_of(facts: ReviewFacts, studies: Sequence[ReviewStudy], searched: bool = False) -> Findings:
+    """The findings that are right for `studies`, in this order. `searched`: the second name is searched already."""
+    leads = not searched and any(study.second_name for study in studies)
+    return Findings(
+        asked=f"{facts.asked} {facts.endpoint} in {facts.population}",
+        findings=[StudyFinding.model_validate(finding_of(facts, study)) for study in studies],
+        search=facts.second_name if leads else "",
+    )
+
+
+def combination_of(facts: ReviewFacts, numbered: Sequence[dict[str, Any]]) -> Combination:
+    """What the findings say together."""
+    answer = weigh(vote({**finding, "study": ""}) for finding in numbered)
+    return Combination(
+        comparison=tally(numbered),
+        studies=[finding["number"] for finding in numbered if finding["counts"] == "yes"],
+        claim=f"{facts.therapy} {VERB[answer]} {facts.asked} {facts.endpoint}",
+        answer=answer,
+    )
+
+
+def researcher(
+    item: ReviewTask, role: str, ways: Sequence[Way], tools: Sequence[str], rng: random.Random
+) -> Transcript:
+    """A visit that makes the searches `ways` one after another and hands over its findings."""
+    goal, facts = item.task.goal, item.facts
+    searched = ways[0][1] != NAMES[0]
+    messages = opening(ROLES[role], goal, form=FINDINGS, search=facts.second_name if searched else None)
+    read: list[ReviewStudy] = []
+    for number, way in enumerate(ways):
+        function = {"name": way[0], "arguments": dump({"query": query(facts, way)})}
+        call = {"id": f"call{number}", "type": "function", "function": function}
+        messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        results = rng.sample(studies := found_by(item, way), len(studies))
+        messages.append(tool_message(call["id"], {"results": [document(study) for study in results]}, goal))
+        read += results
+    messages.append(answered(findings_of(facts, read[:MOST_FINDINGS], searched)))
+    return Transcript(role, tuple(messages), tuple(tools))
+
+
+def junior(item: ReviewTask, role: str, name: str, rng: random.Random) -> Transcript:
+    """A junior's visit: it searches its database by one name."""
+    tool = DATABASES[role]
+    return researcher(item, role, [(tool, name)], (tool,), rng)
+
+
+def reader(item: ReviewTask, rng: random.Random) -> Transcript:
+    """A visit that is given up to four studies, and is asked about them in turn.
+
+    Several answers to one reading make the most of a long prompt. Only what is asked about tells them apart.
+    """
+    studies = rng.sample(item.facts.studies, rng.choice((1, 2, 3, 4)))
+    first, *others = (about(item, rng, rng.choice(studies)) for _ in range(MOST_QUESTIONS))
+    sources = [document(study) for study in studies]
+    messages = opening(ROLES[SOLO], first.task.goal, form=FINDINGS, sources=sources)
+    messages.append(answered(findings_of(first.facts, studies)))
+    for other in others:
+        messages.append({"role": "user", "content": dump({"goal": other.task.goal})})
+        messages.append(answered(findings_of(other.facts, studies)))
+    return Transcript(SOLO, tuple(messages))
+
+
+def about(item: ReviewTask, rng: random.Random, study: ReviewStudy) -> ReviewTask:
+    """The same studies with a question about one of the populations and outcomes among them."""
+    facts = item.facts
+    measured = rng.choice((facts.endpoint, study.endpoint))
+    endpoint = next(endpoint for endpoint in ENDPOINTS if endpoint.name == measured)
+    name = endpoint.synonym if facts.level == 4 and rng.random() < 0.5 else endpoint.name
+    way: Direction = rng.choice(("lower", "higher"))
+    population = rng.choice((facts.population, study.population))
+    subject = Subject(facts.kind, facts.therapy, facts.comparator, "", "")
+    asked_facts = replace(facts, asked=way, endpoint=endpoint.name, asked_endpoint=name, population=population)
+    goal = write_question(rng, subject, name, population, way, facts.level)
+    return replace(item, facts=asked_facts, task=replace(item.task, goal=goal))
+
+
+def refiner(item: ReviewTask, rng: random.Random, *, true: bool = False) -> Transcript:
+    """The refiner's transcript: the findings of all searches, or others that were drawn for practice."""
+    facts = item.facts
+    studies = [study for tool in DATABASES.values() for name in NAMES for study in found_by(item, (tool, name))]
+    numbered = handed_over([finding_of(facts, study) for study in studies])
+    if not true and rng.random() < 0.7:
+        numbered = [practice(rng, number) for number in range(1, rng.randint(1, 16) + 1)]
+    again = feedback(rng, "the evidence does not decide the question")
+    prompt = opening(ROLES[REFINER], item.task.goal, form=COMBINATION, findings=numbered, feedback=again)
+    return Transcript(REFINER, (*prompt, answered(combination_of(facts, numbered))))
+
+
+def practice(rng: random.Random, number: int) -> dict[str, Any]:
+    """A finding as the refiner reads it, of no study."""
+    reasons = ("yes", "yes", "yes", "yes", "other population", "other outcome", "retracted")
+    return {
+        "number": number,
+        "design": rng.choice(("trial", "cohort")),
+        "size": 2 * rng.randint(50, 490),
+        "counts": rng.choice(reasons),
+        "answer": rng.choice(("yes", "yes", "no", "no", "maybe")),
+    }
+
+
+def designer(item: ReviewTask, rng: random.Random, habits: Habits) -> Transcript:
+    """The designer's transcript: a protocol for what the studies say together."""
+    facts = item.facts
+    findings = [finding_of(facts, study) for study in facts.studies]
+    combination = combination_of(facts, handed_over(findings))
+    again = feedback(rng, "a field is not concrete")
+    protocol = concrete(cast(Any, item), combination.answer, rng)
+    if again is None:
+        protocol = blur(protocol, rng, habits)
+    hypothesis = combined(combination.model_dump(), findings)
+    prompt = opening(ROLES[DESIGNER], item.task.goal, hypothesis=hypothesis, feedback=again)
+    return Transcript(DESIGNER, (*prompt, answered(protocol)))
+
+
+def stream(items: Iterator[ReviewTask], seed: int, habits: Habits) -> Iterator[Transcript]:
+    """One transcript of each item, of a role drawn from `seed`."""
+    rng = random.Random(seed)
+    for item in items:
+        kind = rng.random()
+        if kind < 0.4:
+            yield junior(item, rng.choice(list(DATABASES)), rng.choice(NAMES), rng)
+        elif kind < 0.6:
+            yield reader(item, rng)
+        elif kind < 0.68:
+            yield researcher(item, SOLO, [(LITERATURE, NAMES[0]), (TRIALS, NAMES[0])], OWN_TOOLS, rng)
+        elif kind < 0.94:
+            yield refiner(item, rng)
+        else:
+            yield designer(item, rng, habits)
+
+
+def document(study: ReviewStudy) -> dict[str, str]:
+    """A study as a passage of a search."""
+    return {"id": study.id, "text": abstract_text(study.sections)}
+
+
+def answered(answer: Answer) -> Message:
+    return {"role": "assistant", "content": dump(answer.model_dump())}
