@@ -48,15 +48,17 @@ class LiteratureIndex:
             "INSERT INTO trials VALUES (?)", [(number,) for number, passage in rows if describes_trial(passage.text)]
         )
 
-    def search(self, query: str, limit: int, *, trials_only: bool = False) -> list[Passage]:
-        """The best `limit` passages for `query`, which may be any text; best first. Ties keep the documents' order."""
+    def search(self, query: str, limit: int, *, trials: bool | None = None) -> list[Passage]:
+        """The best `limit` passages for `query`, which may be any text; best first. Ties keep the documents' order.
+
+        `trials`: True for trials only, False for everything else only.
+        """
         words = content_words(pairs(query))
         if not words:
             return []
-        restriction = "AND rowid IN (SELECT id FROM trials)" if trials_only else ""
+        among = "" if trials is None else f"AND rowid {'' if trials else 'NOT '}IN (SELECT id FROM trials)"
         rows = self._database.query(
-            f"SELECT rowid FROM abstracts WHERE abstracts MATCH ? {restriction} "
-            "ORDER BY bm25(abstracts), rowid LIMIT ?",
+            f"SELECT rowid FROM abstracts WHERE abstracts MATCH ? {among} ORDER BY bm25(abstracts), rowid LIMIT ?",
             (match_any(words), limit),
         )
         return [self._passages[number] for (number,) in rows]

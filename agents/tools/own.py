@@ -35,18 +35,19 @@ def own_tool(search: Search, *, live: bool) -> Tool:
 class LocalTools:
     """The back ends that need no network: the task data's own abstracts and the protein and ontology database."""
 
-    def __init__(self, literature: LiteratureIndex, knowledge: Knowledge, results: int) -> None:
+    def __init__(self, literature: LiteratureIndex, knowledge: Knowledge, results: int, *, separate: bool) -> None:
         self._literature = literature
         self._knowledge = knowledge
         self._results = results
+        self._trials_in_literature = False if separate else None
 
     async def literature_search(self, query: Query) -> Sequence[Passage]:
         """Search abstracts of medical studies by research question or key words."""
-        return self._literature.search(query, self._results)
+        return self._literature.search(query, self._results, trials=self._trials_in_literature)
 
     async def clinical_trials(self, query: Query) -> Sequence[Passage]:
         """Search only those abstracts that report a clinical trial; this is not a trial registry."""
-        return self._literature.search(query, self._results, trials_only=True)
+        return self._literature.search(query, self._results, trials=True)
 
     async def protein_lookup(self, name: Query) -> Sequence[Passage]:
         """Look up a protein by name, gene symbol or UniProt accession."""
@@ -64,7 +65,8 @@ def own_tools(config: ToolsConfig, documents: Sequence[DocumentLike], secrets: M
         ConfigError: The key of a configured back end is missing or malformed, or `tools.database` is not a Chimera
             database.
     """
-    local = LocalTools(LiteratureIndex(documents), open_knowledge(config.database), config.results)
+    index, knowledge = LiteratureIndex(documents), open_knowledge(config.database)
+    local = LocalTools(index, knowledge, config.results, separate=config.separate_trials)
     http = LiveHttp(config.timeout_s, config.retries)
 
     def tavily(setting: str) -> Tavily:

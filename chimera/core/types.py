@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from chimera.core.weighing import Vote, weigh
+
 YesNoMaybe = Literal["yes", "no", "maybe"]
 Label = str
 """An answer: yes, no or maybe, or the name of one of a task's options."""
@@ -85,7 +87,8 @@ class ResearchTask:
     not show it, and rollouts and prompts are never made from it.
 
     `studies` are the documents that searches find, with their ids, if there are several; `context` then holds them all.
-    `part_labels` are the answers that follow from some of them alone, where that is known.
+    `part_labels` are the answers that follow from some of them alone, where that is known. `votes` are the true votes
+    of all studies, in their order, if the answer is the one that they give together (`chimera.core.weighing`).
     """
 
     id: str
@@ -98,6 +101,7 @@ class ResearchTask:
     options: tuple[Option, ...] = ()
     studies: tuple[tuple[str, tuple[Section, ...]], ...] = field(default=(), repr=False)
     part_labels: tuple[tuple[frozenset[str], Label], ...] = field(default=(), repr=False)
+    votes: tuple[Vote, ...] = field(default=(), repr=False)
 
     @property
     def labels(self) -> tuple[Label, ...]:
@@ -109,6 +113,9 @@ class ResearchTask:
 
         It is the task's label where the evidence has no parts.
         """
+        if self.votes:
+            seen = frozenset(read)
+            return weigh(vote for vote in self.votes if vote.study in seen)
         ids = frozenset(read).intersection(id_ for id_, _ in self.studies)
         return dict(self.part_labels).get(ids, self.label)
 

@@ -122,7 +122,7 @@ def read_tasks(config: "DataConfig") -> tuple[list[ResearchTask], Source, str]:
     """All tasks of the configured source, the source, and a phrase that says which tasks they are."""
     if config.path == "generated":
         tasks, origin = generated(config), f"{levels_phrase(config.levels)}, seed {config.seed}"
-        return tasks, "generated", f"synthesis, {origin}" if config.family == "synthesis" else origin
+        return tasks, "generated", origin if config.family == "abstract" else f"{config.family}, {origin}"
 
     from chimera.data import pubmedqa
 
@@ -141,6 +141,10 @@ def generated(config: "DataConfig") -> list[ResearchTask]:
         from chimera.data.generated import synthesis
 
         return [task.task for task in synthesis.generate(config.size, seed=config.seed, levels=config.levels)]
+    if config.family == "review":
+        from chimera.data.generated import review
+
+        return [task.task for task in review.generate(config.size, seed=config.seed, levels=config.levels)]
     from chimera.data.generated import tasks
 
     return [task.task for task in tasks.generate(config.size, seed=config.seed, levels=config.levels)]

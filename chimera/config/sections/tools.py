@@ -48,6 +48,9 @@ class ToolsConfig(ConfigSection):
     trials: Literal["local", "clinicaltrials", "tavily"] = Field(
         default="local", description="clinical trials: the local index, ClinicalTrials.gov, or Tavily web search"
     )
+    separate_trials: Annotated[bool, When.equal("literature", "local")] = Field(
+        default=False, description="literature_search leaves out the trials, which clinical_trials finds"
+    )
     protein: Literal["local", "uniprot"] = Field(default="local", description="proteins: the database, or UniProt")
     ontology: Literal["local", "quickgo"] = Field(
         default="local", description="gene ontology: the database, or QuickGO"

@@ -24,7 +24,7 @@ from itertools import count, islice
 from random import Random
 from typing import Literal, TypeVar
 
-from chimera.core.types import LABELS, Label, ResearchTask, Section
+from chimera.core.types import LABELS, Label, ResearchTask, Section, YesNoMaybe
 from chimera.data.generated.text import (
     NEUTRAL,
     SUPERSEDED_OVERRIDING,
@@ -110,7 +110,7 @@ class Finding:
     marker: Marker
     role: FindingRole
 
-    def answer(self, target: Direction) -> Label:
+    def answer(self, target: Direction) -> YesNoMaybe:
         """The answer of this finding, read alone (clause 2 of the rule)."""
         return read_alone(self.p_value, in_direction=self.direction == target)
 
@@ -154,7 +154,7 @@ def classify(p_value: float) -> Significance:
     return "borderline" if p_value < 0.10 else "not significant"
 
 
-def read_alone(p_value: float, *, in_direction: bool) -> Label:
+def read_alone(p_value: float, *, in_direction: bool) -> YesNoMaybe:
     """Clause 2 of the rule: the answer of one finding."""
     significance = classify(p_value)
     if significance == "borderline":

@@ -103,7 +103,7 @@ def test_words_without_spaces_between_them_are_found(query, id_):
 
 def test_chinese_and_japanese_trials_are_trials():
     index = LiteratureIndex(UNSPACED)
-    assert {passage.id for passage in index.search("复发率 罹病期間 covid", 4, trials_only=True)} == {"zh", "ja"}
+    assert {passage.id for passage in index.search("复发率 罹病期間 covid", 4, trials=True)} == {"zh", "ja"}
 
 
 def test_an_excerpt_of_a_chinese_abstract_keeps_the_sentence_about_the_question():

@@ -129,7 +129,7 @@ def test_each_study_is_found_by_its_own_search_and_by_no_other() -> None:
     for item in TASKS[:120]:
         names = {"name": item.facts.therapy, "second name": item.facts.second_name}
         for study in item.facts.studies:
-            (first,) = index.search(names[study.name], 1, trials_only=study.tool == TRIALS)
+            (first,) = index.search(names[study.name], 1, trials=study.tool == TRIALS or None)
             found[first.id == study.id] += 1
     assert found[False] < 0.02 * found.total()
 

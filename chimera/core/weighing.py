@@ -1,0 +1,48 @@
+"""The rule by which a body of evidence answers a question: each study votes, and better studies have more weight.
+
+It is vote counting by the direction of effect (Cochrane Handbook, chapter 12). As in GRADE, randomised evidence comes
+before observational evidence, and fewer than 400 participants make a result imprecise.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from chimera.core.types import YesNoMaybe
+
+Design = Literal["trial", "cohort"]
+
+PRECISE = 400
+"""Participants from which on a result counts as precise (a rule of thumb of GRADE)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """One study's answer with its weight. `maybe` is for neither side; None: the study does not count."""
+
+    study: str
+    answer: "YesNoMaybe | None"
+    weight: int
+
+
+def weight(design: Design, participants: int) -> int:
+    """1, 2 or 4: a trial has twice the weight of a cohort, and a precise study twice that of an imprecise one."""
+    return (2 if design == "trial" else 1) * (2 if participants >= PRECISE else 1)
+
+
+def points(votes: Iterable[Vote]) -> tuple[int, int]:
+    """The total weights of the votes for yes and for no."""
+    yes = no = 0
+    for vote in votes:
+        if vote.answer == "yes":
+            yes += vote.weight
+        elif vote.answer == "no":
+            no += vote.weight
+    return yes, no
+
+
+def weigh(votes: Iterable[Vote]) -> "YesNoMaybe":
+    """The side with more points; maybe if they are equal, which they also are if no study counts."""
+    yes, no = points(votes)
+    return "maybe" if yes == no else "yes" if yes > no else "no"
