@@ -144,10 +144,7 @@ def gathered(hypotheses: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]
 
 
 def with_findings(earlier: Sequence[Mapping[str, Any]], answer: Mapping[str, Any]) -> dict[str, Any]:
-    """A junior's hypothesis from its `answer` and what it handed over in an `earlier` round of searches, if it did.
-
-    "searched" are the names that it was sent to search for, "search" is the next.
-    """
+    """A junior's hypothesis from its `answer` and what it handed over in an `earlier` round of searches, if it did."""
     findings = gathered([*earlier, answer])
     return {**concluded(findings), "findings": findings, "search": answer["search"]}
 
@@ -170,13 +167,12 @@ def tally(numbered: Sequence[Mapping[str, Any]]) -> str:
             continue
         votes.append(vote({**finding, "study": ""}))
         yes, no = points(votes)
-        clauses.append(
-            f"{finding['number']} {finding['design']} {finding['size']} {votes[-1].weight} {finding['answer']} {yes}:{no}"
-        )
+        study = f"{finding['number']} {finding['design']} {finding['size']}"
+        clauses.append(f"{study} {votes[-1].weight} {finding['answer']} {yes}:{no}")
     return "; ".join(clauses) or "no study counts"
 
 
 def combined(combination: Mapping[str, Any], findings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The refined hypothesis: a combination with the quotes of its studies in place of nothing but their numbers."""
+    """The refined hypothesis: a combination with the quotes of its studies."""
     quotes = [findings[number - 1]["quote"] for number in combination["studies"] if number <= len(findings)]
     return {"evidence": quotes, **combination}

@@ -87,8 +87,8 @@ class ResearchTask:
     not show it, and rollouts and prompts are never made from it.
 
     `studies` are the documents that searches find, with their ids, if there are several; `context` then holds them all.
-    `part_labels` are the answers that follow from some of them alone, where that is known. `votes` are the true votes
-    of all studies, in their order, if the answer is the one that they give together (`chimera.core.weighing`).
+    `votes` are the true votes of all, in their order, if the answer is the one that they give together
+    (`chimera.core.weighing`).
     """
 
     id: str
@@ -100,7 +100,6 @@ class ResearchTask:
     level: int | None = None
     options: tuple[Option, ...] = ()
     studies: tuple[tuple[str, tuple[Section, ...]], ...] = field(default=(), repr=False)
-    part_labels: tuple[tuple[frozenset[str], Label], ...] = field(default=(), repr=False)
     votes: tuple[Vote, ...] = field(default=(), repr=False)
 
     @property
@@ -113,11 +112,8 @@ class ResearchTask:
 
         It is the task's label where the evidence has no parts.
         """
-        if self.votes:
-            seen = frozenset(read)
-            return weigh(vote for vote in self.votes if vote.study in seen)
-        ids = frozenset(read).intersection(id_ for id_, _ in self.studies)
-        return dict(self.part_labels).get(ids, self.label)
+        ids = frozenset(read)
+        return weigh(vote for vote in self.votes if vote.study in ids) if self.votes else self.label
 
     def content(self) -> list[Any]:
         """All that the task holds but its id and source, as plain JSON."""

@@ -137,10 +137,6 @@ def read_tasks(config: "DataConfig") -> tuple[list[ResearchTask], Source, str]:
 
 
 def generated(config: "DataConfig") -> list[ResearchTask]:
-    if config.family == "synthesis":
-        from chimera.data.generated import synthesis
-
-        return [task.task for task in synthesis.generate(config.size, seed=config.seed, levels=config.levels)]
     if config.family == "review":
         from chimera.data.generated import review
 

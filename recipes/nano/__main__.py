@@ -16,12 +16,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chimera.config.roles import JUNIORS, OWN_TOOLS
+from chimera.config.roles import JUNIORS
 from chimera.data.generated import review as review_tasks
 from chimera.data.generated.tasks import GeneratedTask, generate
 from recipes.nano import review
 from recipes.nano.fit import NanoShape, Schedule, TokenizedTranscript, encode
-from recipes.nano.transcripts import TOOLS, Habits, Transcript, careful, junior, stream
+from recipes.nano.transcripts import Habits, Transcript, careful, junior, stream
 
 FAULTLESS_READERS = Habits(0.0, 0.0, 0.0)
 """Who reads is faultless; the designer is vague, which it learns to mend in its own phase."""
@@ -92,7 +92,9 @@ def of_both(
     rng = random.Random(seed)
     tasks = (item for block in itertools.count() for item in generate(50, seed=seed + block, levels=levels))
     of_one = stream(tasks, seed, FAULTLESS_READERS)
-    items = (item for block in itertools.count() for item in review_tasks.generate(50, seed=seed + block, levels=levels))
+    items = (
+        item for block in itertools.count() for item in review_tasks.generate(50, seed=seed + block, levels=levels)
+    )
     of_several = review.stream(items, seed, FAULTLESS_READERS)
     while True:
         yield encode(tokenizer, next(of_several if rng.random() < share else of_one))
@@ -101,10 +103,11 @@ def of_both(
 def review_exams(levels: list[int], count: int) -> dict[str, list[Transcript]]:
     """Transcripts of held-out tasks of the family `review`, by who reads."""
     rng = random.Random(EXAM_SEED)
-    items = review_tasks.generate(count, seed=EXAM_SEED, levels=levels)
+    items = [review.renamed(rng, item) for item in review_tasks.generate(count, seed=EXAM_SEED, levels=levels)]
     return {
         "a junior": [
-            review.junior(item, rng.choice(list(review.DATABASES)), rng.choice(review_tasks.NAMES), rng) for item in items
+            review.junior(item, rng.choice(list(review.DATABASES)), rng.choice(review_tasks.NAMES), rng)
+            for item in items
         ],
         "refiner": [review.refiner(item, rng, true=True) for item in items],
     }

@@ -104,7 +104,11 @@ def _generate(model: "Qwen2ForCausalLM", tokenizer: "PreTrainedTokenizerFast", p
 
 
 def score(
-    model: "Qwen2ForCausalLM", tokenizer: "PreTrainedTokenizerFast", transcripts: Sequence[Transcript], *, batch: int = 16
+    model: "Qwen2ForCausalLM",
+    tokenizer: "PreTrainedTokenizerFast",
+    transcripts: Sequence[Transcript],
+    *,
+    batch: int = 16,
 ) -> dict[str, float]:
     """Let the model write each transcript's last turn: the share of each field that is as in the transcript.
 

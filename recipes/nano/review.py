@@ -8,9 +8,8 @@ studies hand over findings too, as the baselines do. These transcripts are fault
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, cast
-
-from chimera.data.generated.review import NAMES, ReviewFacts, ReviewStudy, ReviewTask
+from functools import partial
+from typing import Any
 
 from agents.findings import (
     COMBINATION,
@@ -30,6 +29,7 @@ from agents.visit.prompting import Message, dump, opening, tool_message
 from chimera.config.roles import JUNIORS, LITERATURE, OWN_TOOLS, TRIALS
 from chimera.core.types import abstract_text
 from chimera.core.weighing import weigh
+from chimera.data.generated.review import NAMES, ReviewFacts, ReviewStudy, ReviewTask
 from chimera.data.generated.text import Direction, write_question
 from chimera.data.generated.vocabulary import ENDPOINTS, Subject
 from recipes.nano.transcripts import Habits, Transcript, blur, concrete, feedback
@@ -185,7 +185,7 @@ def designer(item: ReviewTask, rng: random.Random, habits: Habits) -> Transcript
     findings = [finding_of(facts, study) for study in facts.studies]
     combination = combination_of(facts, handed_over(findings))
     again = feedback(rng, "a field is not concrete")
-    protocol = concrete(cast(Any, item), combination.answer, rng)
+    protocol = concrete(item, combination.answer, rng)
     if again is None:
         protocol = blur(protocol, rng, habits)
     hypothesis = combined(combination.model_dump(), findings)
@@ -196,7 +196,7 @@ def designer(item: ReviewTask, rng: random.Random, habits: Habits) -> Transcript
 def stream(items: Iterator[ReviewTask], seed: int, habits: Habits) -> Iterator[Transcript]:
     """One transcript of each item, of a role drawn from `seed`."""
     rng = random.Random(seed)
-    for item in items:
+    for item in map(partial(renamed, rng), items):
         kind = rng.random()
         if kind < 0.4:
             yield junior(item, rng.choice(list(DATABASES)), rng.choice(NAMES), rng)
@@ -208,6 +208,13 @@ def stream(items: Iterator[ReviewTask], seed: int, habits: Habits) -> Iterator[T
             yield refiner(item, rng)
         else:
             yield designer(item, rng, habits)
+
+
+def renamed(rng: random.Random, item: ReviewTask) -> ReviewTask:
+    """The task with ids as users' seeds make them, so that the ids of this recipe's seeds are not learned by heart."""
+    task = f"review-{rng.randint(0, 99)}-{rng.randint(0, 999)}"
+    studies = [replace(study, id=f"{task}-{number}") for number, study in enumerate(item.facts.studies, start=1)]
+    return replace(item, facts=replace(item.facts, studies=tuple(studies)))
 
 
 def document(study: ReviewStudy) -> dict[str, str]:

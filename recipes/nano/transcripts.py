@@ -16,11 +16,11 @@ from agents.schemas import ExperimentProtocol, Hypothesis
 from agents.visit.prompting import Message, dump, opening, tool_message
 from chimera.config.roles import JUNIORS, LITERATURE, RolesConfig
 from chimera.core.types import Label, ResearchTask, YesNoMaybe, abstract_text
-from chimera.data.generated.synthesis import SynthesisTask
+from chimera.data.generated.review import ReviewTask
 from chimera.data.generated.tasks import Finding, GeneratedTask
 from chimera.data.generated.vocabulary import ENDPOINTS
 
-AnyTask = GeneratedTask | SynthesisTask
+AnyTask = GeneratedTask | ReviewTask
 """A task of either family."""
 EXPERT = dict(zip(("gene", "drug", "behaviour"), JUNIORS, strict=False))
 """The junior that is careful, by kind of exposure."""

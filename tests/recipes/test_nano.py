@@ -173,7 +173,7 @@ def _ask_nano(items: list[GeneratedTask]) -> list[tuple[GeneratedTask, str]]:
 
 def test_the_recipe_makes_a_model_that_the_server_serves(tmp_path: Path) -> None:
     shape = "--hidden-size 32 --layers 1 --heads 2 --kv-heads 1 --intermediate-size 32"
-    steps = "--steps 1 --habit-steps 1 --synthesis-steps 1 --warm-up 1"
+    steps = "--steps 1 --habit-steps 1 --review-steps 1 --warm-up 1"
     main(f"--out {tmp_path} {steps} --batch 2 --exam 2 --levels 1 {shape}".split())
     assert load_checkpoint(str(tmp_path)).shape.vocab == 1536
     service = Service({"junior": ModelConfig(path=str(tmp_path))}, ServingConfig(slots=2))

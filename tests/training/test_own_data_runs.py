@@ -13,7 +13,7 @@ from chimera.run.policies import live
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 REPOSITORY = Path(__file__).parents[2]
 SMALLER = ["rollouts.concurrency=2", "wandb.mode=disabled", "gate.enabled=false"]
-TASKS = {"own_csv": "T002", "medqa": "row-43fe492c4b13", "synthesis": "synthesis-0-5"}
+TASKS = {"own_csv": "T002", "medqa": "row-43fe492c4b13", "review": "review-0-5"}
 QUICK = ["evaluation.resamples=20", "evaluation.self_consistency=false"]
 
 
@@ -25,7 +25,7 @@ def command(module, *arguments):
     return done.stdout
 
 
-@pytest.mark.parametrize("name", ["own_csv", "medqa", "synthesis"])
+@pytest.mark.parametrize("name", ["own_csv", "medqa", "review"])
 def test_an_example_trains_evaluates_and_is_exported(name, tmp_path):
     config = tmp_path / "config.yaml"
     lines = (REPOSITORY / "configs" / f"{name}.yaml").read_text().splitlines(keepends=True)

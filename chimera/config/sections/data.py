@@ -11,7 +11,7 @@ GENERATED, HUB = "generated", "hub"
 FAILED = "none"
 """Reports count rollouts without an answer under this name, so no label can have it."""
 
-Family = Literal["abstract", "synthesis", "review"]
+Family = Literal["abstract", "review"]
 """Families of generated tasks."""
 Columns = str | tuple[str, ...] | None
 """One column, several, or the usual one."""
@@ -69,9 +69,8 @@ class DataConfig(ConfigSection):
     )
     family: Annotated[Family, IF_GENERATED] = Field(
         default="abstract",
-        description="generated tasks: abstract, one study answers the question; synthesis, it follows from two to four "
-        "studies, each of which is found by a search of its own; review, it is the balance of up to 16 studies, which "
-        "four searches find",
+        description="generated tasks: abstract, one study answers the question; review, the balance of up to 16 "
+        "studies does, which four searches find",
     )
     size: Annotated[int, IF_GENERATED] = Field(
         default=1000, ge=10, le=100_000, description="how many generated tasks to make; other sources are used whole"

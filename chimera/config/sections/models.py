@@ -51,7 +51,7 @@ class ModelConfig(ConfigSection):
         default="nano",
         min_length=1,
         description="embedded, vllm: a folder, a GGUF file, a hub name, smollm2 (fetched at its first use), or a "
-        "bundled model (nano, nano_synthesis)",
+        "bundled model (nano, nano_review)",
     )
     dtype: Annotated[Precision, WEIGHTS] = Field(
         default="float32",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 ASSETS = Path(__file__).parents[2] / "assets"
 NANO = ASSETS / "nano"
-BUNDLED = ("nano", "nano_synthesis")
+BUNDLED = ("nano", "nano_review")
 """The names of the bundled models."""
 TOKENIZER_FILE = "tokenizer.json"
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]

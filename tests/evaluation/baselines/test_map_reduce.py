@@ -1,37 +1,57 @@
-"""Map and reduce: one call for each study of a task, one that combines what they quote."""
+"""Map and reduce: one call for each study of a task, one that combines what they quote, or weighs their findings."""
 
 import pytest
 
+from agents.findings import COMBINATION, FINDINGS, REFINER, handed_over
 from agents.visit.prompting import payload_of
 from chimera.core.errors import ModelError, UnreachableError
-from chimera.data.generated.synthesis import generate
+from chimera.data.generated.review import generate
 from evaluation.baselines.map_reduce import map_reduce
-from recipes.nano.synthesis import SOLO, read
+from recipes.nano.review import SOLO, combination_of, finding_of, findings_of
 
-ITEM = generate(3, seed=21, levels=(4,))[2]
+ITEM = generate(3, seed=21, levels=(1,))[2]
 STUDIES = ITEM.facts.studies
+NUMBERED = handed_over([finding_of(ITEM.facts, study) for study in STUDIES])
 
 
-async def ask(society_kit, *script):
-    model = society_kit.Model(**{SOLO: list(script)})
-    where = {"name": "mapreduce@base", "key": "junior", "quotes": "read", "repeat": 1, "seed": 5}
-    return await map_reduce(model, ITEM.task, **where), model.of(SOLO)
+def hypothesis(*studies):
+    evidence = [study.finding.sentence for study in studies][:3]
+    return {"evidence": evidence, "comparison": "x", "claim": "x", "answer": ITEM.task.label}
+
+
+async def ask(society_kit, *script, form=None, last=()):
+    model = society_kit.Model(**{SOLO: list(script), REFINER: list(last)})
+    where = {"name": "mapreduce@base", "key": "junior", "quotes": "read", "form": form, "repeat": 1, "seed": 5}
+    return await map_reduce(model, ITEM.task, **where), model
 
 
 async def test_each_study_is_read_alone_and_what_they_quote_together(society_kit):
-    readings = [read(ITEM, [study]).model_dump() for study in STUDIES]
-    answer, requests = await ask(society_kit, *readings, read(ITEM, STUDIES).model_dump())
+    answer, model = await ask(society_kit, *(hypothesis(study) for study in STUDIES), hypothesis(*STUDIES))
     assert (answer.answer, answer.error, answer.calls, answer.repeat) == (ITEM.task.label, None, len(STUDIES) + 1, 1)
     assert answer.prompt_tokens > 0 < answer.completion_tokens
-    sources = [payload_of(request.messages)["sources"] for request in requests]
+    sources = [payload_of(request.messages)["sources"] for request in model.of(SOLO)]
     assert [[source["id"] for source in of_call] for of_call in sources[:-1]] == [[study.id] for study in STUDIES]
     assert sources[-1] == [{"id": study.id, "text": study.finding.sentence} for study in STUDIES]
 
 
-async def test_a_study_that_cannot_be_read_is_left_out_and_no_last_answer_is_none(society_kit):
-    readings = [read(ITEM, [study]).model_dump() for study in STUDIES[1:]]
-    answer, requests = await ask(society_kit, "no JSON", *readings, ModelError("overloaded"))
-    assert [source["id"] for source in payload_of(requests[-1].messages)["sources"]] == [s.id for s in STUDIES[1:]]
+async def test_where_the_society_combines_findings_so_does_the_last_call(society_kit):
+    findings = [findings_of(ITEM.facts, [study]).model_dump() for study in STUDIES]
+    combination = combination_of(ITEM.facts, NUMBERED).model_dump()
+    answer, model = await ask(society_kit, *findings, form=FINDINGS, last=[combination])
+    assert (answer.answer, answer.error, answer.calls) == (ITEM.task.label, None, len(STUDIES) + 1)
+    assert [payload_of(request.messages)["form"] for request in model.of(SOLO)] == [FINDINGS] * len(STUDIES)
+    (request,) = model.of(REFINER)
+    assert payload_of(request.messages) == {"form": COMBINATION, "findings": NUMBERED, "goal": ITEM.task.goal}
+
+
+@pytest.mark.parametrize("form", [None, FINDINGS])
+async def test_a_study_that_cannot_be_read_is_left_out_and_no_last_answer_is_none(society_kit, form):
+    of_one = (lambda study: findings_of(ITEM.facts, [study]).model_dump()) if form else hypothesis
+    failure = ModelError("overloaded")
+    script = ["no JSON", *map(of_one, STUDIES[1:])]
+    answer, model = await ask(society_kit, *script, failure, form=form, last=[failure])
+    payload = payload_of(model.requests[-1].messages)
+    assert len(payload["findings" if form else "sources"]) == len(STUDIES) - 1
     assert (answer.answer, answer.calls) == (None, len(STUDIES) + 1)
     assert "overloaded" in (answer.error or "")
 

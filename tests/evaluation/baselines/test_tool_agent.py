@@ -3,23 +3,24 @@
 import pytest
 
 from agents.tools.toolbox import build_toolbox
-from chimera.config.roles import OWN_TOOLS, TRIALS, RolesConfig
+from chimera.config.roles import LITERATURE, OWN_TOOLS, TRIALS, RolesConfig
 from chimera.config.sections.tools import ToolsConfig
 from chimera.core.errors import ModelError, UnreachableError
-from chimera.data.generated.synthesis import generate
+from chimera.data.generated.review import NAMES, generate
 from chimera.data.tasks import Dataset
 from evaluation.baselines.tool_agent import all_tools, tool_agent
-from recipes.nano.synthesis import SOLO, of_solo, read
+from recipes.nano.review import SOLO, findings_of, found_by, query
 from training.configuration import load_config
 
-ITEM, *OTHERS = generate(12, seed=21, levels=(4,))
-CONFIG = load_config(None, ["evaluation.agent_tool_calls=3"])
+ITEM, *OTHERS = generate(12, seed=21, levels=(2,))
+CONFIG = load_config(None, ["evaluation.agent_tool_calls=4", "society.graph.choose=combine"])
+TOOLS = ToolsConfig(results=2, separate_trials=True)
 
 
 @pytest.fixture
 def toolbox():
     tasks = tuple(item.task for item in (ITEM, *OTHERS))
-    return build_toolbox(ToolsConfig(), Dataset(tasks, (), (), "generated", "test").documents(), {})
+    return build_toolbox(TOOLS, Dataset(tasks, (), (), "generated", "test").documents(), {})
 
 
 async def ask(society_kit, toolbox, *script):
@@ -29,9 +30,10 @@ async def ask(society_kit, toolbox, *script):
 
 
 async def test_it_finds_every_study_with_tools_that_no_junior_has_together_and_answers(society_kit, toolbox):
-    made = of_solo(ITEM)
-    searches = [[(tool, {"query": query})] for tool, query, _ in made.made]
-    found, requests = await ask(society_kit, toolbox, *searches, read(ITEM, made.found).model_dump())
+    ways = [(tool, name) for name in NAMES for tool in (LITERATURE, TRIALS)]
+    searches = [[(way[0], {"query": query(ITEM.facts, way)})] for way in ways]
+    studies = [study for way in ways for study in found_by(ITEM, way)]
+    found, requests = await ask(society_kit, toolbox, *searches, findings_of(ITEM.facts, studies).model_dump())
     assert (found.answer, found.error, found.calls, found.sample) == (ITEM.task.label, None, len(searches) + 1, 2)
     assert found.prompt_tokens > 0
     assert found.completion_tokens > 0

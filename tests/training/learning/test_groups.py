@@ -12,6 +12,7 @@ from message_kit import refused
 from chimera.config.sections.rollouts import RewardConfig
 from chimera.core.errors import ConfigError
 from chimera.core.types import ResearchTask, Section
+from chimera.core.weighing import Vote
 from chimera.data.tasks import Dataset, load
 from training.configuration import load_config
 from training.learning.base import PhasePlan
@@ -50,9 +51,9 @@ async def test_a_state_is_a_role_s_first_visit_in_a_rollout_with_a_reward(tmp_pa
 async def test_a_role_that_has_found_one_of_several_studies_is_right_by_that_study(tmp_path):
     """The prompts of `Answers` hold the passage "a": tasks that say what follows from it alone."""
     studies = tuple((id_, (Section("", id_),)) for id_ in "ab")
-    parts = ((frozenset("a"), "no"), (frozenset("ab"), "yes"))
+    votes = (Vote("a", "no", 1), Vote("b", "yes", 2))
     tasks = tuple(
-        ResearchTask(f"t{number}", "Is it so?", (), "yes", "generated", studies=studies, part_labels=parts)
+        ResearchTask(f"t{number}", "Is it so?", (), "yes", "generated", studies=studies, votes=votes)
         for number in range(TASKS - 1)
     )
     bench = Answers(tmp_path, dataset=Dataset(tasks, (), (), "generated", "test"))

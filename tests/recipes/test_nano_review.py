@@ -1,0 +1,155 @@
+"""Transcripts on tasks of many studies, and the society that combines findings: what it sends is what they hold."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from agents.findings import MOST_FINDINGS, Findings, concluded, gathered, handed_over, share_right, tally
+from agents.roles import REFINER, ROLES
+from agents.tools.toolbox import build_toolbox
+from agents.visit.prompting import read_payload, schema_in
+from chimera.core.weighing import weigh
+from chimera.data.generated.review import NAMES, counts, generate, vote
+from chimera.data.tasks import Dataset
+from recipes.nano.review import DATABASES, combination_of, finding_of, found_by, junior, query, refiner, stream
+from recipes.nano.transcripts import Habits
+from training.configuration import load_config
+
+ITEMS = generate(40, seed=31)
+CONFIG = load_config(Path(__file__).parents[2] / "configs" / "review.yaml")
+LARGEST = next(item for item in ITEMS if item.facts.level == 4)
+
+
+def society_of(society_kit, item, *, answers=None, **graph):
+    """The society of configs/review.yaml with juniors who read as the transcripts do."""
+    documents = Dataset(tuple(item.task for item in ITEMS), (), (), "generated", "test").documents()
+    scripts = {REFINER: [answers or combination(item)] * 2}
+    for role, tool in DATABASES.items():
+        scripts[role] = []
+        for name in NAMES:
+            answer = json.loads(junior(item, role, name, random.Random(1)).messages[-1]["content"])
+            scripts[role] += [[(tool, {"query": query(item.facts, (tool, name))})], answer]
+    model, society = society_kit.Model(**scripts), CONFIG.society
+    settings = {"max_tool_calls": 1, "graph": society.graph.model_copy(update=graph).model_dump()}
+    return model, society_kit.make(model, build_toolbox(CONFIG.tools, documents, {}), quotes="read", **settings)
+
+
+def combination(item, leave_out=()):
+    """The refiner's answer to the findings in the order in which the society hands them over."""
+    numbered = handed_over([finding_of(item.facts, study) for study in in_order(item)])
+    answer = combination_of(item.facts, numbered).model_dump()
+    return {**answer, "studies": [number for number in answer["studies"] if number not in leave_out]}
+
+
+def in_order(item):
+    written = [
+        json.loads(junior(item, role, name, random.Random(1)).messages[-1]["content"])["findings"]
+        for role in DATABASES
+        for name in NAMES
+    ]
+    by_id = {study.id: study for study in item.facts.studies}
+    return [by_id[finding["study"]] for findings in written for finding in findings]
+
+
+async def test_a_rollout_sends_what_the_transcripts_hold_and_answers_from_every_study(society_kit) -> None:
+    model, society = society_of(society_kit, LARGEST)
+    state = await society.run(LARGEST.task.brief())
+    for role in DATABASES:
+        for name, number in zip(NAMES, (0, 2), strict=True):
+            opened = junior(LARGEST, role, name, random.Random(1)).messages[:2]
+            assert model.of(role)[number].messages[:2] == list(opened)
+    (asked, *_) = model.of(REFINER)
+    studies = in_order(LARGEST)
+    assert len(studies) == len(LARGEST.facts.studies) == 16
+    numbered = handed_over([finding_of(LARGEST.facts, study) for study in studies])
+    assert read_payload(asked.messages[1])["findings"] == numbered
+    assert asked.messages[0] == refiner(LARGEST, random.Random(1), true=True).messages[0]
+    assert (state["searches"], state["searched"]) == (2, [LARGEST.facts.second_name] * 2)
+    assert state["selected_hypothesis"]["answer"] == state["refined_hypothesis"]["answer"] == LARGEST.task.label
+    counting = [study.finding.sentence for study in studies if counts(LARGEST.facts, study)]
+    assert state["refined_hypothesis"]["evidence"] == counting
+    assert state["turn_count"] == 9  # two juniors twice, and five roles after them
+
+
+async def test_each_finding_is_of_its_passage_and_quotes_it(society_kit) -> None:
+    model, society = society_of(society_kit, LARGEST)
+    await society.run(LARGEST.task.brief())
+    _, answered = model.of("Geneticist")[:2]
+    schema = answered.response_format["json_schema"]["schema"]["properties"]["findings"]
+    read = {passage["id"]: passage["text"] for passage in read_payload(answered.messages[-1])["results"]}
+    assert [item["properties"]["study"]["const"] for item in schema["prefixItems"]] == list(read)
+    assert schema["minItems"] == schema["maxItems"] == len(read) == 4
+    for item in schema["prefixItems"]:
+        passage = read[item["properties"]["study"]["const"]]
+        assert all(quote in passage for quote in item["properties"]["quote"]["enum"])
+
+
+async def test_without_a_second_round_or_a_refiner_the_rule_answers_from_what_was_read(society_kit) -> None:
+    _, society = society_of(society_kit, LARGEST, searches=1, refine=False)
+    state = await society.run(LARGEST.task.brief())
+    read = [study for study in LARGEST.facts.studies if study.name == NAMES[0]]
+    assert {finding["study"] for finding in gathered(state["initial_hypotheses"])} == {study.id for study in read}
+    assert state["refined_hypothesis"]["answer"] == weigh(vote(LARGEST.facts, study) for study in read)
+    assert REFINER not in state["messages"]
+
+
+async def test_the_board_sends_back_an_answer_that_leaves_a_study_out(society_kit) -> None:
+    from chimera.rubric.reviews import peer_review
+
+    answer = combination(LARGEST)
+    first, *_ = answer["studies"]
+    model, society = society_of(society_kit, LARGEST, answers=combination(LARGEST, leave_out=[first]))
+    await society.run(LARGEST.task.brief())
+    payload = read_payload(model.of("PeerReviewer")[0].messages[1])
+    review = peer_review(payload)
+    assert review["severity"] == "CRITICAL"
+    assert any(f" {first}" in issue and "left out" in issue for issue in review["issues"])
+    payload["hypothesis"]["studies"] = answer["studies"]
+    assert not any("left out" in issue for issue in peer_review(payload)["issues"])
+
+
+@pytest.mark.parametrize("item", ITEMS[:12], ids=lambda item: item.task.id)
+def test_findings_are_right_one_by_one_and_together_give_the_label(item) -> None:
+    findings = [finding_of(item.facts, study) for study in item.facts.studies]
+    assert concluded(findings)["answer"] == item.task.label
+    by_second = [study for study in item.facts.studies if study.name == NAMES[0]][:MOST_FINDINGS]
+    answer = Findings(asked="x", findings=[finding_of(item.facts, study) for study in by_second], search="")
+    votes = [vote(item.facts, study) for study in by_second]
+    assert share_right(answer, votes) == 1
+    (wrong, *others) = answer.findings
+    other = {"yes": "no", "no": "yes", "maybe": "yes"}[wrong.answer]
+    changed = wrong.model_copy(update={"answer": other, "counts": "yes"})
+    worse = answer.model_copy(update={"findings": [changed, *others]})
+    assert share_right(worse, votes) == 1 - 1 / len(votes)
+
+
+def test_a_tally_adds_up_and_names_only_what_counts() -> None:
+    findings = [
+        {"number": 1, "design": "trial", "size": 400, "counts": "yes", "answer": "yes"},
+        {"number": 2, "design": "cohort", "size": 398, "counts": "retracted", "answer": "no"},
+        {"number": 3, "design": "cohort", "size": 398, "counts": "yes", "answer": "maybe"},
+        {"number": 4, "design": "trial", "size": 398, "counts": "yes", "answer": "no"},
+    ]
+    assert tally(findings) == "1 trial 400 4 yes 4:0; 3 cohort 398 1 maybe 4:0; 4 trial 398 2 no 4:2"
+    assert tally(findings[1:2]) == "no study counts"
+
+
+def test_every_transcript_fits_its_schema_and_quotes_its_prompt() -> None:
+    roles = set()
+    for transcript in stream(iter(generate(120, seed=32)), 3, Habits.none()):
+        roles.add(transcript.role)
+        for place, message in enumerate(transcript.messages):
+            if message["role"] == "assistant" and message["content"]:
+                before = transcript.messages[:place]
+                answer = schema_in(ROLES[transcript.role], before).model_validate_json(message["content"])
+                prompt = json.dumps([earlier["content"] for earlier in before], ensure_ascii=False)
+                assert all(quote in prompt for quote in answer.quotes)
+    assert roles == {*DATABASES, REFINER, "ProtocolDesigner"}
+
+
+def test_the_two_searches_of_a_junior_find_different_studies() -> None:
+    for item in ITEMS:
+        ways = [[study.id for study in found_by(item, (tool, name))] for tool in DATABASES.values() for name in NAMES]
+        assert sorted(id_ for ids in ways for id_ in ids) == sorted(study.id for study in item.facts.studies)
