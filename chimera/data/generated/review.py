@@ -14,7 +14,7 @@ half use the subject's name, which is in the question, and half a second name, w
 All literature includes trials, so set `tools.separate_trials=true`: `literature_search` then leaves them out. With it
 and `tools.results=4`, a search of one name finds its quarter of the studies, whatever the level.
 
-No shortcut: `TRAPS` are readers that miss one thing. Two or three are drawn for each task, and then studies until each
+No shortcut: `TRAPS` are readers that miss one thing. Two are drawn for each task, and then studies until each
 of these readers gives another answer than the rule. Labels are drawn first, with PubMedQA's mix.
 
 Levels: 1 four studies; 2 eight, and retractions; 3 twelve, and findings without 'lower' or 'higher'; 4 sixteen,
@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from random import Random
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from chimera.config.roles import LITERATURE, TRIALS
 from chimera.core.types import ResearchTask, Section, YesNoMaybe
@@ -61,8 +61,15 @@ RETRACTED: dict[int, int] = {1: 0, 2: 1, 3: 1, 4: 2}
 """How many are retracted, by level."""
 SMALLEST, LARGEST = 100, 980
 """Limits of participants. Numbers are even, because the two groups of a study are equally large."""
-ANSWERS: dict[YesNoMaybe, float] = {"yes": 0.46, "no": 0.44, "maybe": 0.10}
-"""What studies find, whatever the label: studies are drawn until the label comes out."""
+ANSWERS: dict[YesNoMaybe, tuple[float, float, float]] = {
+    "yes": (0.55, 0.35, 0.10),
+    "no": (0.35, 0.55, 0.10),
+    "maybe": (0.45, 0.45, 0.10),
+}
+"""By label, how often a study's finding answers yes, no and maybe, before studies are drawn until the label comes out.
+
+The tilt to the label makes up for the traps: without it, the side with fewer studies would mostly be right.
+"""
 
 Flaw = Literal["population", "outcome", "retraction"]
 """Why a study does not count. No study has two flaws."""
@@ -70,8 +77,7 @@ Aspect = Literal["design", "size", "population", "outcome", "retraction"]
 """What a reader has to see to apply the rule."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """What the rule needs to know of a study."""
 
     search: Search
@@ -108,9 +114,9 @@ TRAPS: dict[str, Reader] = {
     "searches the first name only": Reader(searches=frozenset(way for way in SEARCHES if way[1] == "name")),
     "majority of all studies": Reader(frozenset(get_args(Aspect))),
 }
-"""Readers that miss one thing, or everything but the findings."""
-DRAWN_TRAPS: dict[int, int] = {1: 2, 2: 2, 3: 3, 4: 3}
-"""How many of them are wrong on a task by design, by level."""
+"""Readers that miss one thing, or everything but the findings. The last is never drawn, and yet mostly wrong."""
+DRAWN_TRAPS = 2
+"""How many of them are wrong on a task by design."""
 TRIES = 300
 """Draws of studies until other traps are drawn: not every label can have every set of traps."""
 
@@ -258,27 +264,28 @@ def other_population(rng: Random, group: str, condition: str) -> str:
 
 def draw_plans(rng: Random, label: YesNoMaybe, level: int) -> list[Plan]:
     """Studies that together give `label`, and another answer to each of some readers that miss something."""
-    names = [name for name in TRAPS if RETRACTED[level] or name != "ignores retraction"]
+    readers = [trap for name, trap in TRAPS.items() if RETRACTED[level] or name != "ignores retraction"][:-1]
     while True:
-        traps = [TRAPS[name] for name in rng.sample(names, DRAWN_TRAPS[level])]
+        traps = rng.sample(readers, DRAWN_TRAPS)
         for _ in range(TRIES):
-            plans = draw_any_plans(rng, level)
+            plans = draw_any_plans(rng, label, level)
             if RULE.answer(plans) == label and all(trap.answer(plans) != label for trap in traps):
                 return plans
 
 
-def draw_any_plans(rng: Random, level: int) -> list[Plan]:
+def draw_any_plans(rng: Random, label: YesNoMaybe, level: int) -> list[Plan]:
+    """Studies with as many flaws as the level has, which may give any label."""
     count = STUDIES[level]
-    flaws: list[Flaw | None] = [None] * (count - OUTSIDERS[level] - RETRACTED[level])
-    flaws += [rng.choice(("population", "outcome")) for _ in range(OUTSIDERS[level])]
+    flaws: list[Flaw | None] = ["population" if rng.random() < 0.5 else "outcome" for _ in range(OUTSIDERS[level])]
     flaws += ["retraction"] * RETRACTED[level]
+    flaws.extend(None for _ in range(count - len(flaws)))
     rng.shuffle(flaws)
-    answers = rng.choices(list(ANSWERS), list(ANSWERS.values()), k=count)
+    answers = rng.choices(list(ANSWERS), ANSWERS[label], k=count)
     plans: list[Plan] = []
     for number, (answer, flaw) in enumerate(zip(answers, flaws, strict=True)):
         search = SEARCHES[number * len(SEARCHES) // count]
-        low, high = (SMALLEST, PRECISE - 2) if rng.random() < 0.5 else (PRECISE, LARGEST)
-        participants = 2 * (low // 2 + int(rng.random() * (high // 2 - low // 2 + 1)))
+        low, high = (SMALLEST, PRECISE) if rng.random() < 0.5 else (PRECISE, LARGEST)
+        participants = 2 * int(rng.uniform(low, high) / 2)
         plans.append(Plan(search, "trial" if search[0] == TRIALS else "cohort", participants, answer, flaw))
     return plans
 
