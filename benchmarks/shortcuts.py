@@ -1,6 +1,9 @@
 """What solves generated tasks, and what does not: `python -m benchmarks.shortcuts [--train N] [--test N] [--tiny]`.
 
-Three tables of accuracies on generated tasks of all four levels:
+`--family review` prints the same for questions of many studies: a reader of their texts that applies the rule, the
+readers that miss something (`chimera.data.generated.review.TRAPS`), and those that say yes instead of maybe.
+
+Otherwise three kinds of accuracies on generated tasks of all four levels:
 
 - the independent reader that applies the published rule, and the same reader blind to one thing;
 - learned readers: gradient boosting on everything that the independent reader found, and on all of it but one thing,
@@ -16,12 +19,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Literal
+from typing import Literal, get_args
 
 # Threads that wait for work would otherwise keep both cores busy: five times the processor time on small sizes.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from chimera.core.types import LABELS, Label, ResearchTask
+from agents.tools.literature import describes_trial
+from chimera.config.roles import LITERATURE, TRIALS
+from chimera.core.types import LABELS, Label, ResearchTask, abstract_text
+from chimera.data.generated import review
 from chimera.data.generated.reader import (
     ASPECTS,
     Aspect,
@@ -31,15 +37,23 @@ from chimera.data.generated.reader import (
     asked_direction,
     asked_endpoint,
     read,
+    read_direction,
+    read_significance,
 )
-from chimera.data.generated.tasks import generate
+from chimera.data.generated.tasks import generate, read_alone
+from chimera.data.generated.vocabulary import CONDITIONS, GROUPS
 
-Group = Literal["reader", "learned reader", "shortcut"]
+Group = Literal["reader", "sided reader", "learned reader", "shortcut"]
 CLASSES = ("significant", "borderline", "not significant")
 WEIGHTS = ("counts", "superseded", "plain")
 MOST_FINDINGS = 4
 CUES = (r"\blower\b", r"\bhigher\b", "final", "interim", "[Aa]fter adj", "[Bb]efore adj", "primary", "secondary")
 NEUTRAL_CUES = ("weeks", "months", "cohort", "centres", "CI", "vs")
+
+POPULATIONS = sorted((f"{group} with {condition}" for group, condition in product(GROUPS, CONDITIONS)), key=len)
+RESULT = re.compile(r"RESULTS: (?:In|Among) (\d+) (.+? with .+?), (.+)")
+RETRACTION = re.compile(r"\bretract(?:ed|ion)\b", re.IGNORECASE)
+TYPICAL_P = {"significant": 0.01, "borderline": 0.07, "not significant": 0.5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +71,60 @@ def measure(train_size: int = 4000, test_size: int = 3000) -> list[Score]:
     train = [generated_task.task for generated_task in generate(train_size, seed=1)]
     test = [generated_task.task for generated_task in generate(test_size, seed=0)]
     return [*readers(test), *learned_readers(train, test), *shortcuts(train, test)]
+
+
+def measure_review(train_size: int, test_size: int) -> list[Score]:
+    """The same for the family `review`; every reader reads the texts, and knows nothing of what was drawn."""
+    train = [item.task for item in review.generate(train_size, seed=1)]
+    test = [item.task for item in review.generate(test_size, seed=0)]
+    studies = {task.id: read_studies(task) for task in (*train, *test)}
+
+    def counted(reader: review.Reader, task: ResearchTask) -> list[float]:
+        votes = [reader.vote(study) for study in studies[task.id]]
+        seen = Counter((vote.answer, vote.weight) for vote in votes)
+        sides = [sum(vote.weight * (vote.answer == side) for vote in votes) for side in LABELS]
+        return [task.level or 0, *sides, *(seen[kind] for kind in product((*LABELS, None), (1, 2, 4)))]
+
+    scores: list[Score] = []
+    for name, reader in {"reads everything": review.RULE, **review.TRAPS}.items():
+        answers = {task.id: reader.answer(studies[task.id]) for task in test}
+        scores.append(Score("reader", name, accuracy(test, lambda task, of=answers: of[task.id])))
+        sided = {id_: "yes" if label == "maybe" else label for id_, label in answers.items()}
+        scores.append(Score("sided reader", name, accuracy(test, lambda task, of=sided: of[task.id])))
+        scores.append(Score("learned reader", name, boosting(train, test, partial(counted, reader))))
+    words = Score("shortcut", "TF-IDF of words + logistic regression", tfidf(train, test, 1))
+    commonest = Score("shortcut", "always the commonest label", accuracy(test, lambda _: "yes"))
+    return [*sorted(scores, key=lambda score: get_args(Group).index(score.group)), commonest, words]
+
+
+def read_studies(task: ResearchTask) -> list[review.StudyDraw]:
+    """What the rule needs to know of each study, from its text and the question alone."""
+    target, endpoint, goal = asked_direction(task.goal), asked_endpoint(task.goal), task.goal.lower()
+    population = next(name for name in reversed(POPULATIONS) if name.lower() in goal)
+    return [read_study(abstract_text(sections), goal, target, endpoint, population) for _, sections in task.studies]
+
+
+def read_study(text: str, goal: str, target: int, endpoint: str, population: str) -> review.StudyDraw:
+    result = RESULT.search(text)
+    significance = read_significance(result[3]) if result else None
+    if result is None or significance is None:
+        raise ValueError(f"no result in {text!r}")
+    trial = describes_trial(text)
+    name: review.Name = (
+        "name" if any(n.lower() in goal for n in re.findall(r"[Tt]he (\w+) group", text)) else "second name"
+    )
+    flaws: dict[review.Flaw, bool] = {
+        "retraction": bool(RETRACTION.search(text)),
+        "population": result[2] != population,
+        "outcome": endpoint.lower() not in result[3].lower(),
+    }
+    return review.StudyDraw(
+        search=(TRIALS if trial else LITERATURE, name),
+        design="trial" if trial else "cohort",
+        participants=int(result[1]),
+        answer=read_alone(TYPICAL_P[significance], in_direction=read_direction(result[3]) == target),
+        flaw=next((flaw for flaw, holds in flaws.items() if holds), None),
+    )
 
 
 def accuracy(tasks: Sequence[ResearchTask], answer_task: Callable[[ResearchTask], Label]) -> float:
@@ -215,14 +283,21 @@ def main() -> None:
     parser.add_argument("--train", type=int, default=6000, help="tasks that learners see")
     parser.add_argument("--test", type=int, default=4000, help="tasks that everything is scored on")
     parser.add_argument("--tiny", action="store_true", help="60 tasks each: shows that it runs")
+    parser.add_argument("--family", choices=("abstract", "review"), default="abstract", help="which generated tasks")
     arguments = parser.parse_args()
     if arguments.tiny:
         arguments.train = arguments.test = 60
-    scores = measure(arguments.train, arguments.test)
+    scores = {"abstract": measure, "review": measure_review}[arguments.family](arguments.train, arguments.test)
     whole = {
         group: next((s.accuracy for s in scores if s.group == group), 0.0) for group in ("reader", "learned reader")
     }
-    table = Table("kind", "how it answers", "accuracy %", "cost in points", title="generated tasks, levels 1-4")
+    table = Table(
+        "kind",
+        "how it answers",
+        "accuracy %",
+        "cost in points",
+        title=f"generated tasks, {arguments.family}, levels 1-4",
+    )
     for score in scores:
         cost = f"{100 * (whole[score.group] - score.accuracy):.1f}" if score.blind_to else ""
         table.add_row(score.group, score.name, f"{100 * score.accuracy:.1f}", cost)

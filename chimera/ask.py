@@ -181,6 +181,8 @@ def _own_question(arguments: argparse.Namespace, config: "Config") -> Asked:
 
 def _check_readable(config: "Config", *, has_context: bool) -> None:
     """Refuse a question for which the society could read no source."""
+    from chimera.config.sections.tools import LOCAL
+
     society, tools = config.society, config.tools
     if society.evidence == "given" and not has_context:
         raise ConfigError("society.evidence=given puts your abstract into the prompts: give one with --context FILE")
@@ -189,7 +191,7 @@ def _check_readable(config: "Config", *, has_context: bool) -> None:
             "society.max_tool_calls=0: no role may search, so none could read a source; "
             "set society.evidence=given and give --context FILE, or allow a tool call"
         )
-    live = (tools.literature, tools.trials) != ("local", "local")
+    live = not {tools.literature, tools.trials} <= LOCAL
     if config.data.path == "generated" and not (live or has_context or config.roles.foreign()):
         raise ConfigError(
             "there is nothing to answer your question from, because generated tasks are invented studies: "

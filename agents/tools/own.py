@@ -13,7 +13,7 @@ from agents.tools.live.trials import ClinicalTrials
 from agents.tools.ontology.database import Knowledge, open_knowledge
 from agents.tools.text.passages import DocumentLike, Passage, Query
 from agents.tools.tool import Search, SearchTool, Tool
-from chimera.config.sections.tools import ToolsConfig
+from chimera.config.sections.tools import LOCAL, ToolsConfig
 from chimera.core.errors import ConfigError
 
 TOOL_KEYS = (NCBI_KEY, TAVILY_KEY)
@@ -66,7 +66,7 @@ def own_tools(config: ToolsConfig, documents: Sequence[DocumentLike], secrets: M
             database.
     """
     index, knowledge = LiteratureIndex(documents), open_knowledge(config.database)
-    local = LocalTools(index, knowledge, config.results, separate=config.separate_trials)
+    local = LocalTools(index, knowledge, config.results, separate=config.trials == "separate")
     http = LiveHttp(config.timeout_s, config.retries)
 
     def tavily(setting: str) -> Tavily:
@@ -82,6 +82,7 @@ def own_tools(config: ToolsConfig, documents: Sequence[DocumentLike], secrets: M
     }
     trials: dict[str, Callable[[], Search]] = {
         "local": lambda: local.clinical_trials,
+        "separate": lambda: local.clinical_trials,
         "clinicaltrials": lambda: ClinicalTrials(http, config.results).clinical_trials,
         "tavily": lambda: tavily("tools.trials").clinical_trials,
     }
@@ -95,7 +96,7 @@ def own_tools(config: ToolsConfig, documents: Sequence[DocumentLike], secrets: M
     }
     return [
         own_tool(literature[config.literature](), live=config.literature != "local"),
-        own_tool(trials[config.trials](), live=config.trials != "local"),
+        own_tool(trials[config.trials](), live=config.trials not in LOCAL),
         own_tool(protein[config.protein](), live=config.protein != "local"),
         own_tool(ontology[config.ontology](), live=config.ontology != "local"),
     ]

@@ -39,17 +39,20 @@ class McpServer(ConfigSection):
         return variable_name(value)
 
 
+LOCAL = {"local", "separate"}
+"""Back ends that need no network."""
+
+
 class ToolsConfig(ConfigSection):
     """The tools' back ends. Live ones need the network, and only Tavily needs a key."""
 
     literature: Literal["local", "pubmed", "tavily"] = Field(
         default="local", description="abstracts of the data set, PubMed E-utilities, or Tavily web search"
     )
-    trials: Literal["local", "clinicaltrials", "tavily"] = Field(
-        default="local", description="clinical trials: the local index, ClinicalTrials.gov, or Tavily web search"
-    )
-    separate_trials: Annotated[bool, When.equal("literature", "local")] = Field(
-        default=False, description="literature_search leaves out the trials, which clinical_trials finds"
+    trials: Literal["local", "separate", "clinicaltrials", "tavily"] = Field(
+        default="local",
+        description="clinical trials: the local index (separate: literature_search then leaves them out), "
+        "ClinicalTrials.gov, or Tavily web search",
     )
     protein: Literal["local", "uniprot"] = Field(default="local", description="proteins: the database, or UniProt")
     ontology: Literal["local", "quickgo"] = Field(
@@ -82,4 +85,4 @@ class ToolsConfig(ConfigSection):
     @property
     def local(self) -> bool:
         """True if no back end uses the network."""
-        return (self.literature, self.trials, self.protein, self.ontology) == ("local",) * 4
+        return {self.literature, self.trials, self.protein, self.ontology} <= LOCAL

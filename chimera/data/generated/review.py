@@ -11,8 +11,8 @@ A question asks about a subject, an outcome and a population. Four to sixteen st
 
 Searches: half of the studies are cohorts, for `literature_search`, and half are trials, for `clinical_trials`. Of each,
 half use the subject's name, which is in the question, and half a second name, which one study of the first half tells.
-All literature includes trials, so set `tools.separate_trials=true`: `literature_search` then leaves them out. With it
-and `tools.results=4`, a search of one name finds its quarter of the studies, whatever the level.
+With `tools.trials=separate`, `literature_search` leaves trials out, which a search of all abstracts would return, too.
+So with `tools.results=4` each of `SEARCHES` finds its quarter of the studies, at every level.
 
 No shortcut: `TRAPS` are readers that miss one thing. Two are drawn for each task, and then studies until each
 of these readers gives another answer than the rule. Labels are drawn first, with PubMedQA's mix.
@@ -77,7 +77,7 @@ Aspect = Literal["design", "size", "population", "outcome", "retraction"]
 """What a reader has to see to apply the rule."""
 
 
-class Plan(NamedTuple):
+class StudyDraw(NamedTuple):
     """What the rule needs to know of a study."""
 
     search: Search
@@ -94,14 +94,14 @@ class Reader:
     ignores: frozenset[Aspect] = frozenset()
     searches: frozenset[Search] = frozenset(SEARCHES)
 
-    def vote(self, plan: Plan, study: str = "") -> Vote:
+    def vote(self, plan: StudyDraw, study: str = "") -> Vote:
         """What this reader takes for the vote of a study."""
         counts = plan.search in self.searches and (plan.flaw is None or plan.flaw in self.ignores)
         design: Design = "cohort" if "design" in self.ignores else plan.design
         participants = 0 if "size" in self.ignores else plan.participants
         return Vote(study, plan.answer if counts else None, weight(design, participants))
 
-    def answer(self, plans: Sequence[Plan]) -> YesNoMaybe:
+    def answer(self, plans: Sequence[StudyDraw]) -> YesNoMaybe:
         return weigh(self.vote(plan) for plan in plans)
 
 
@@ -262,7 +262,7 @@ def other_population(rng: Random, group: str, condition: str) -> str:
     return f"{group} with {rng.choice([other for other in CONDITIONS if other != condition])}"
 
 
-def draw_plans(rng: Random, label: YesNoMaybe, level: int) -> list[Plan]:
+def draw_plans(rng: Random, label: YesNoMaybe, level: int) -> list[StudyDraw]:
     """Studies that together give `label`, and another answer to each of some readers that miss something."""
     readers = [trap for name, trap in TRAPS.items() if RETRACTED[level] or name != "ignores retraction"][:-1]
     while True:
@@ -273,20 +273,21 @@ def draw_plans(rng: Random, label: YesNoMaybe, level: int) -> list[Plan]:
                 return plans
 
 
-def draw_any_plans(rng: Random, label: YesNoMaybe, level: int) -> list[Plan]:
+def draw_any_plans(rng: Random, label: YesNoMaybe, level: int) -> list[StudyDraw]:
     """Studies with as many flaws as the level has, which may give any label."""
     count = STUDIES[level]
-    flaws: list[Flaw | None] = ["population" if rng.random() < 0.5 else "outcome" for _ in range(OUTSIDERS[level])]
-    flaws += ["retraction"] * RETRACTED[level]
-    flaws.extend(None for _ in range(count - len(flaws)))
+    flaws: list[Flaw | None] = [None] * count
+    for place in range(RETRACTED[level] + OUTSIDERS[level]):
+        outsider: Flaw = "population" if rng.random() < 0.5 else "outcome"
+        flaws[place] = "retraction" if place < RETRACTED[level] else outsider
     rng.shuffle(flaws)
     answers = rng.choices(list(ANSWERS), ANSWERS[label], k=count)
-    plans: list[Plan] = []
+    plans: list[StudyDraw] = []
     for number, (answer, flaw) in enumerate(zip(answers, flaws, strict=True)):
         search = SEARCHES[number * len(SEARCHES) // count]
         low, high = (SMALLEST, PRECISE) if rng.random() < 0.5 else (PRECISE, LARGEST)
         participants = 2 * int(rng.uniform(low, high) / 2)
-        plans.append(Plan(search, "trial" if search[0] == TRIALS else "cohort", participants, answer, flaw))
+        plans.append(StudyDraw(search, "trial" if search[0] == TRIALS else "cohort", participants, answer, flaw))
     return plans
 
 
@@ -322,7 +323,7 @@ HARMLESS_SHARE = 0.15
 def write_study(
     rng: Random,
     id_: str,
-    plan: Plan,
+    plan: StudyDraw,
     subject: Subject,
     endpoint: StudyEndpoint,
     population: str,
