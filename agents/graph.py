@@ -95,7 +95,7 @@ def _after_round(shape: GraphConfig) -> Callable[[ResearchState], list[str]]:
 
 def _after_search(state: ResearchState) -> list[str]:
     """The juniors that are sent to search once more, or the refiner."""
-    return list(state["sent"]) or [REFINER]
+    return list(state["searches"][-1]) or [REFINER]
 
 
 def entrance(role: str) -> str:

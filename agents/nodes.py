@@ -61,7 +61,8 @@ def _junior_reads(role: str) -> Callable[[ResearchState, RunContext], Inputs]:
     def reads(state: ResearchState, context: RunContext) -> Inputs:
         """In a debate the others' hypotheses, and what a junior wrote itself, with its evidence."""
         if form := form_of(context.config.graph, role):
-            return {"form": form, "sources": _sources_if_given(context), "search": state.get("sent", {}).get(role)}
+            sent = state.get("searches", [{}])[-1]
+            return {"form": form, "sources": _sources_if_given(context), "search": sent.get(role)}
         proposed = [dict(hypothesis) for hypothesis in state.get("initial_hypotheses", ()) if state.get("debates")]
         earlier = [{**hypothesis, "author": "you"} for hypothesis in proposed if hypothesis["author"] == role]
         others = [hypothesis for hypothesis in proposed if hypothesis["author"] != role]

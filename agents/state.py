@@ -63,10 +63,8 @@ class ResearchState(TypedDict):
         selection: {"author", "preferred", "policy", "propensities", "sources"}: the selected author; the author that
             the supervisor's model preferred (None if it was not asked); the version of the policy that chose; the
             probability of each author (None if not known); the passages that the juniors saw. Writer: Supervisor.
-        sent: The name that each junior is sent to search for, by junior; empty when all findings are handed on.
-            Writer: Supervisor, where findings are combined.
-        searched: All names that juniors were sent to search for. Writer: Supervisor.
-        searches: Rounds of searches so far; missing in the first. Writer: Supervisor.
+        searches: Of each round of searches after the first, the name that each junior was sent to search for; the last
+            is empty. Writer: Supervisor, where findings are combined.
         refined_hypothesis: A `Hypothesis`. Writer: HypothesisRefiner.
         unreviewed_hypothesis: The refined hypothesis of the first visit, before any review. Writer: HypothesisRefiner.
         advice: Answers of the roles that advise others, by the adviser's name; missing without such roles. Writers: the
@@ -98,9 +96,7 @@ class ResearchState(TypedDict):
     selected_hypothesis: dict[str, Any]
     supervisor_justification: str
     selection: dict[str, Any]
-    sent: dict[str, str]
-    searched: list[str]
-    searches: int
+    searches: list[dict[str, str]]
     refined_hypothesis: dict[str, Any]
     unreviewed_hypothesis: dict[str, Any]
     advice: dict[str, Any]

@@ -95,18 +95,16 @@ async def combine_node(state: ResearchState, runtime: Runtime[RunContext]) -> Up
 
     A junior is sent if it read of another name of the treatment, which none was sent to search for.
     """
-    graph, hypotheses = runtime.context.config.graph, state["initial_hypotheses"]
-    rounds, searched = state.get("searches", 1), state.get("searched", [])
-    sent = {
-        hypothesis["author"]: name for hypothesis in hypotheses if (name := hypothesis["search"]) not in ("", *searched)
-    }
-    if rounds < graph.searches and sent:
-        return {"sent": sent, "searched": [*searched, *sent.values()], "searches": rounds + 1, "sender": SUPERVISOR}
+    graph, hypotheses, rounds = runtime.context.config.graph, state["initial_hypotheses"], state.get("searches", [])
+    searched = {"", *(name for names in rounds for name in names.values())}
+    sent = {junior["author"]: junior["search"] for junior in hypotheses if junior["search"] not in searched}
+    if len(rounds) + 1 < graph.searches and sent:
+        return {"searches": [*rounds, sent], "sender": SUPERVISOR}
     findings = gathered(hypotheses)
     return {
-        "sent": {},
+        "searches": [*rounds, {}],
         "selected_hypothesis": {"author": COMBINED, **concluded(findings)},
-        "supervisor_justification": f"{len(findings)} studies were read in {rounds} rounds of searches.",
+        "supervisor_justification": f"{len(findings)} studies were read in {len(rounds) + 1} rounds of searches.",
         "selection": {
             "author": COMBINED,
             "preferred": None,

@@ -66,7 +66,7 @@ async def test_a_rollout_sends_what_the_transcripts_hold_and_answers_from_every_
     numbered = handed_over([finding_of(LARGEST.facts, study) for study in studies])
     assert read_payload(asked.messages[1])["findings"] == numbered
     assert asked.messages[0] == refiner(LARGEST, random.Random(1), true=True).messages[0]
-    assert (state["searches"], state["searched"]) == (2, [LARGEST.facts.second_name] * 2)
+    assert state["searches"] == [dict.fromkeys(DATABASES, LARGEST.facts.second_name), {}]
     assert state["selected_hypothesis"]["answer"] == state["refined_hypothesis"]["answer"] == LARGEST.task.label
     counting = [study.finding.sentence for study in studies if counts(LARGEST.facts, study)]
     assert state["refined_hypothesis"]["evidence"] == counting
