@@ -14,7 +14,7 @@ from training.configuration import load_config
 
 ITEM, *OTHERS = generate(12, seed=21, levels=(2,))
 CONFIG = load_config(None, ["evaluation.agent_tool_calls=4", "society.graph.choose=combine"])
-TOOLS = ToolsConfig(results=2, separate_trials=True)
+TOOLS = ToolsConfig(results=2, trials="separate")
 
 
 @pytest.fixture
