@@ -20,30 +20,42 @@ FINDINGS, COMBINATION = "findings", "combination"
 REFINER = "HypothesisRefiner"
 COMBINED = "combined"
 """The author of what all findings say together, and the policy name of handing on all."""
-MOST_FINDINGS = 8
+MOST_FINDINGS = 6
 """Most findings of one answer: more passages than these get none."""
 MOST_STUDIES = 64
 
 Name = Annotated[str, StringConstraints(max_length=160)]
-Counts = Literal["yes", "other population", "other outcome", "retracted"]
+
+
+class Part(BaseModel):
+    """What a study says to one part of the question, and whether it is the same that is asked."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    says: Phrase
+    same: bool
+
+
+class DirectionPart(Part):
+    """The direction that a study found, and whether it is the one that is asked."""
+
+    says: Literal["lower", "higher"]
 
 
 class StudyFinding(BaseModel):
-    """What one study says. `study` is the id of its passage, `size` the number of its participants.
-
-    `counts` says whether it answers the question, `answer` what it says by itself.
-    """
+    """What one study says. `study` is the id of its passage, `size` the number of its participants, `answer` what it
+    says by itself to a question about its population and outcome."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     study: Phrase
     quote: Quote
+    retracted: bool
     design: Design
     size: Annotated[int, Field(ge=1, le=9_999_999)]
-    population: Phrase
-    outcome: Phrase
-    counts: Counts
-    direction: Literal["lower", "higher"]
+    population: Part
+    outcome: Part
+    direction: DirectionPart
     significance: Literal["significant", "borderline", "not significant"]
     answer: YesNoMaybe
 
@@ -97,10 +109,22 @@ def form_of(graph: GraphConfig, role: str) -> str | None:
     return FINDINGS if role in JUNIORS else COMBINATION if role == REFINER else None
 
 
+def left_out(finding: Mapping[str, Any]) -> str | None:
+    """Why a finding does not count; None if it does."""
+    if finding["retracted"]:
+        return "retracted"
+    return next((f"other {part}" for part in ("population", "outcome") if not finding[part]["same"]), None)
+
+
 def vote(finding: Mapping[str, Any]) -> Vote:
     """What a finding says to the question, with its weight."""
-    answer = finding["answer"] if finding["counts"] == "yes" else None
+    answer = None if left_out(finding) else finding["answer"]
     return Vote(finding["study"], answer, weight(finding["design"], finding["size"]))
+
+
+def counting(findings: Iterable[Mapping[str, Any]]) -> list[int]:
+    """The numbers of the findings that count; the first has the number 1."""
+    return [number for number, finding in enumerate(findings, start=1) if left_out(finding) is None]
 
 
 def share_right(answer: Findings, votes: Sequence[Vote]) -> float:
@@ -124,12 +148,11 @@ def as_hypothesis(answer: Answer, findings: Sequence[Mapping[str, Any]]) -> dict
 
 def concluded(findings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The fields of a hypothesis that follow from `findings` by the rule."""
-    counting = [finding for finding in findings if finding["counts"] == "yes"]
-    answer = weigh(map(vote, findings))
+    numbers, answer = counting(findings), weigh(map(vote, findings))
     return {
-        "evidence": [finding["quote"] for finding in counting],
-        "comparison": tally(handed_over(findings)),
-        "claim": f"{len(counting)} of {len(findings)} studies count, and together they say {answer}",
+        "evidence": [findings[number - 1]["quote"] for number in numbers],
+        "comparison": tally(findings),
+        "claim": f"{len(numbers)} of {len(findings)} studies count, and together they say {answer}",
         "answer": answer,
     }
 
@@ -149,27 +172,25 @@ def with_findings(earlier: Sequence[Mapping[str, Any]], answer: Mapping[str, Any
     return {**concluded(findings), "findings": findings, "search": answer["search"]}
 
 
-def handed_over(findings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Findings as the refiner reads them: numbered from 1, without what it needs no more."""
-    names = ("design", "size", "counts", "answer")
-    return [
-        {"number": number, **{name: finding[name] for name in names}}
-        for number, finding in enumerate(findings, start=1)
-    ]
+def handed_over(findings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Findings as the refiner reads them, a line each: the number from 1, and what it weighs or why it does not."""
+    return [f"{number} {left_out(finding) or _weighable(finding)}" for number, finding in enumerate(findings, start=1)]
 
 
-def tally(numbered: Sequence[Mapping[str, Any]]) -> str:
-    """The findings that count, one after another: number, weight and answer, and the points for yes and no so far."""
+def _weighable(finding: Mapping[str, Any]) -> str:
+    return f"{finding['design']} {finding['size']} {finding['answer']}"
+
+
+def tally(findings: Sequence[Mapping[str, Any]]) -> str:
+    """Findings one after another as the refiner reads them, after each that counts its weight and the points for yes
+    and no so far."""
     votes: list[Vote] = []
     clauses: list[str] = []
-    for finding in numbered:
-        if finding["counts"] != "yes":
-            continue
-        votes.append(vote({**finding, "study": ""}))
+    for line, finding in zip(handed_over(findings), findings, strict=True):
+        votes.append(vote(finding))
         yes, no = points(votes)
-        study = f"{finding['number']} {finding['design']} {finding['size']}"
-        clauses.append(f"{study} {votes[-1].weight} {finding['answer']} {yes}:{no}")
-    return "; ".join(clauses) or "no study counts"
+        clauses.append(line if votes[-1].answer is None else f"{line} {votes[-1].weight} {yes}:{no}")
+    return "; ".join(clauses) or "no study"
 
 
 def combined(combination: Mapping[str, Any], findings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

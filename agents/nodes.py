@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from langgraph.runtime import Runtime
 
 from agents.context import RunContext
-from agents.findings import Combination, Findings, combined, form_of, gathered, handed_over, with_findings
+from agents.findings import Combination, Findings, combined, counting, form_of, gathered, handed_over, with_findings
 from agents.roles import (
     DESIGNER,
     PEER_REVIEWER,
@@ -124,13 +124,12 @@ def _designer_writes(state: ResearchState, answer: Answer, context: RunContext) 
 
 
 def _peer_reads(state: ResearchState, context: RunContext) -> Inputs:
+    combines = form_of(context.config.graph, REFINER)
     return {
         "sources": sources_seen(state["messages"]),
         "hypothesis": state["refined_hypothesis"],
         "protocol": state["experimental_protocol"],
-        "findings": handed_over(gathered(state["initial_hypotheses"]))
-        if form_of(context.config.graph, REFINER)
-        else None,
+        "counting": counting(gathered(state["initial_hypotheses"])) if combines else None,
     }
 
 

@@ -90,14 +90,9 @@ def read_hypothesis(payload: Mapping[str, Any]) -> ReviewedHypothesis:
 
 
 def read_left_out(payload: Mapping[str, Any]) -> list[int]:
-    """The numbers of the payload's findings that count and that its hypothesis leaves out; none without findings."""
+    """The numbers of the findings that count and that the hypothesis leaves out; none where none are combined."""
     studies = _object(payload, "hypothesis").get("studies")
-    if studies is None:
-        return []
-    findings = payload.get("findings") or ()
-    return [
-        finding["number"] for finding in findings if finding["counts"] == "yes" and finding["number"] not in studies
-    ]
+    return [number for number in payload.get("counting") or () if studies is not None and number not in studies]
 
 
 def read_protocol(payload: Mapping[str, Any]) -> ReviewedProtocol:

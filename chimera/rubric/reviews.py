@@ -57,7 +57,7 @@ def peer_review(payload: Mapping[str, Any]) -> dict[str, Any]:
     if left_out := read_left_out(payload):
         numbers = ", ".join(map(str, left_out))
         findings.append(("CRITICAL", f"left out, though they count: findings {numbers}"))
-    none_counts = payload.get("findings") and not hypothesis.evidence
+    none_counts = payload.get("counting") == []
     if len(missing) == len(hypothesis.evidence) and not none_counts:
         findings.append(("CRITICAL", "evidence not found in any source"))
     elif missing:

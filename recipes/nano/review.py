@@ -19,6 +19,7 @@ from agents.findings import (
     Findings,
     StudyFinding,
     combined,
+    counting,
     handed_over,
     tally,
     vote,
@@ -54,26 +55,17 @@ def query(facts: ReviewFacts, way: Way) -> str:
     return facts.therapy if way[1] == NAMES[0] else facts.second_name
 
 
-def counts(facts: ReviewFacts, study: ReviewStudy) -> str:
-    """Whether a study answers the question, or the first reason why not."""
-    if study.retracted:
-        return "retracted"
-    if study.population != facts.population:
-        return "other population"
-    return "yes" if study.endpoint == facts.endpoint else "other outcome"
-
-
 def finding_of(facts: ReviewFacts, study: ReviewStudy) -> dict[str, Any]:
     """The finding that is right for a study."""
     return {
         "study": study.id,
         "quote": study.finding.sentence,
+        "retracted": study.retracted,
         "design": study.design,
         "size": study.participants,
-        "population": study.population,
-        "outcome": study.endpoint,
-        "counts": counts(facts, study),
-        "direction": study.finding.direction,
+        "population": {"says": study.population, "same": study.population == facts.population},
+        "outcome": {"says": study.endpoint, "same": study.endpoint == facts.endpoint},
+        "direction": {"says": study.finding.direction, "same": study.finding.direction == facts.asked},
         "significance": study.finding.significance,
         "answer": study.finding.answer(facts.asked),
     }
@@ -89,12 +81,12 @@ def findings_of(facts: ReviewFacts, studies: Sequence[ReviewStudy], searched: bo
     )
 
 
-def combination_of(facts: ReviewFacts, numbered: Sequence[dict[str, Any]]) -> Combination:
+def combination_of(facts: ReviewFacts, findings: Sequence[dict[str, Any]]) -> Combination:
     """What the findings say together."""
-    answer = weigh(vote({**finding, "study": ""}) for finding in numbered)
+    answer = weigh(map(vote, findings))
     return Combination(
-        comparison=tally(numbered),
-        studies=[finding["number"] for finding in numbered if finding["counts"] == "yes"],
+        comparison=tally(findings),
+        studies=counting(findings),
         claim=f"{facts.therapy} {VERB[answer]} {facts.asked} {facts.endpoint}",
         answer=answer,
     )
@@ -159,22 +151,24 @@ def refiner(item: ReviewTask, rng: random.Random, *, true: bool = False) -> Tran
     """The refiner's transcript: the findings of all searches, or others that were drawn for practice."""
     facts = item.facts
     studies = [study for tool in DATABASES.values() for name in NAMES for study in found_by(item, (tool, name))]
-    numbered = handed_over([finding_of(facts, study) for study in studies])
+    findings = [finding_of(facts, study) for study in studies]
     if not true and rng.random() < 0.7:
-        numbered = [practice(rng, number) for number in range(1, rng.randint(1, 16) + 1)]
+        findings = [practice(rng) for _ in range(rng.randint(1, 16))]
     again = feedback(rng, "the evidence does not decide the question")
-    prompt = opening(ROLES[REFINER], item.task.goal, form=COMBINATION, findings=numbered, feedback=again)
-    return Transcript(REFINER, (*prompt, answered(combination_of(facts, numbered))))
+    prompt = opening(ROLES[REFINER], item.task.goal, form=COMBINATION, findings=handed_over(findings), feedback=again)
+    return Transcript(REFINER, (*prompt, answered(combination_of(facts, findings))))
 
 
-def practice(rng: random.Random, number: int) -> dict[str, Any]:
-    """A finding as the refiner reads it, of no study."""
-    reasons = ("yes", "yes", "yes", "yes", "other population", "other outcome", "retracted")
+def practice(rng: random.Random) -> dict[str, Any]:
+    """What the refiner needs to know of a finding, of no study."""
+    flaw = rng.choice(("retracted", "population", "outcome", *[None] * 4))
     return {
-        "number": number,
+        "study": "",
+        "retracted": flaw == "retracted",
+        "population": {"same": flaw != "population"},
+        "outcome": {"same": flaw != "outcome"},
         "design": rng.choice(("trial", "cohort")),
         "size": 2 * rng.randint(50, 490),
-        "counts": rng.choice(reasons),
         "answer": rng.choice(("yes", "yes", "no", "no", "maybe")),
     }
 
@@ -183,7 +177,7 @@ def designer(item: ReviewTask, rng: random.Random, habits: Habits) -> Transcript
     """The designer's transcript: a protocol for what the studies say together."""
     facts = item.facts
     findings = [finding_of(facts, study) for study in facts.studies]
-    combination = combination_of(facts, handed_over(findings))
+    combination = combination_of(facts, findings)
     again = feedback(rng, "a field is not concrete")
     protocol = concrete(item, combination.answer, rng)
     if again is None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.findings import MOST_FINDINGS, Findings, concluded, gathered, handed_over, share_right, tally
+from agents.findings import Findings, Part, concluded, gathered, handed_over, share_right, tally
 from agents.roles import REFINER, ROLES
 from agents.tools.toolbox import build_toolbox
 from agents.visit.prompting import read_payload, schema_in
@@ -38,8 +38,7 @@ def society_of(society_kit, item, *, answers=None, **graph):
 
 def combination(item, leave_out=()):
     """The refiner's answer to the findings in the order in which the society hands them over."""
-    numbered = handed_over([finding_of(item.facts, study) for study in in_order(item)])
-    answer = combination_of(item.facts, numbered).model_dump()
+    answer = combination_of(item.facts, [finding_of(item.facts, study) for study in in_order(item)]).model_dump()
     return {**answer, "studies": [number for number in answer["studies"] if number not in leave_out]}
 
 
@@ -63,8 +62,8 @@ async def test_a_rollout_sends_what_the_transcripts_hold_and_answers_from_every_
     (asked, *_) = model.of(REFINER)
     studies = in_order(LARGEST)
     assert len(studies) == len(LARGEST.facts.studies) == 16
-    numbered = handed_over([finding_of(LARGEST.facts, study) for study in studies])
-    assert read_payload(asked.messages[1])["findings"] == numbered
+    lines = handed_over([finding_of(LARGEST.facts, study) for study in studies])
+    assert read_payload(asked.messages[1])["findings"] == lines
     assert asked.messages[0] == refiner(LARGEST, random.Random(1), true=True).messages[0]
     assert state["searches"] == [dict.fromkeys(DATABASES, LARGEST.facts.second_name), {}]
     assert state["selected_hypothesis"]["answer"] == state["refined_hypothesis"]["answer"] == LARGEST.task.label
@@ -114,26 +113,33 @@ async def test_the_board_sends_back_an_answer_that_leaves_a_study_out(society_ki
 def test_findings_are_right_one_by_one_and_together_give_the_label(item) -> None:
     findings = [finding_of(item.facts, study) for study in item.facts.studies]
     assert concluded(findings)["answer"] == item.task.label
-    by_second = [study for study in item.facts.studies if study.name == NAMES[0]][:MOST_FINDINGS]
+    by_second = [study for study in item.facts.studies if study.name == NAMES[0]][:4]
     answer = Findings(asked="x", findings=[finding_of(item.facts, study) for study in by_second], search="")
     votes = [vote(item.facts, study) for study in by_second]
     assert share_right(answer, votes) == 1
     (wrong, *others) = answer.findings
     other = {"yes": "no", "no": "yes", "maybe": "yes"}[wrong.answer]
-    changed = wrong.model_copy(update={"answer": other, "counts": "yes"})
+    same = Part(says="x", same=True)
+    changed = wrong.model_copy(update={"answer": other, "retracted": False, "population": same, "outcome": same})
     worse = answer.model_copy(update={"findings": [changed, *others]})
     assert share_right(worse, votes) == 1 - 1 / len(votes)
 
 
-def test_a_tally_adds_up_and_names_only_what_counts() -> None:
+def test_a_tally_adds_up_and_says_of_the_others_why_they_do_not_count() -> None:
+    def finding(design, size, answer, *, retracted=False, population=True, outcome=True):
+        parts = {"population": {"same": population}, "outcome": {"same": outcome}}
+        return {"study": "", "design": design, "size": size, "answer": answer, "retracted": retracted, **parts}
+
     findings = [
-        {"number": 1, "design": "trial", "size": 400, "counts": "yes", "answer": "yes"},
-        {"number": 2, "design": "cohort", "size": 398, "counts": "retracted", "answer": "no"},
-        {"number": 3, "design": "cohort", "size": 398, "counts": "yes", "answer": "maybe"},
-        {"number": 4, "design": "trial", "size": 398, "counts": "yes", "answer": "no"},
+        finding("trial", 400, "yes"),
+        finding("cohort", 398, "no", retracted=True, population=False),
+        finding("cohort", 398, "maybe"),
+        finding("trial", 398, "no"),
+        finding("trial", 398, "no", outcome=False),
     ]
-    assert tally(findings) == "1 trial 400 4 yes 4:0; 3 cohort 398 1 maybe 4:0; 4 trial 398 2 no 4:2"
-    assert tally(findings[1:2]) == "no study counts"
+    last = "4 trial 398 no 2 4:2; 5 other outcome"
+    assert tally(findings) == f"1 trial 400 yes 4 4:0; 2 retracted; 3 cohort 398 maybe 1 4:0; {last}"
+    assert tally([]) == "no study"
 
 
 def test_every_transcript_fits_its_schema_and_quotes_its_prompt() -> None:

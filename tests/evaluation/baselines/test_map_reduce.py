@@ -11,7 +11,7 @@ from recipes.nano.review import SOLO, combination_of, finding_of, findings_of
 
 ITEM = generate(3, seed=21, levels=(1,))[2]
 STUDIES = ITEM.facts.studies
-NUMBERED = handed_over([finding_of(ITEM.facts, study) for study in STUDIES])
+ALL = [finding_of(ITEM.facts, study) for study in STUDIES]
 
 
 def hypothesis(*studies):
@@ -36,12 +36,12 @@ async def test_each_study_is_read_alone_and_what_they_quote_together(society_kit
 
 async def test_where_the_society_combines_findings_so_does_the_last_call(society_kit):
     findings = [findings_of(ITEM.facts, [study]).model_dump() for study in STUDIES]
-    combination = combination_of(ITEM.facts, NUMBERED).model_dump()
+    combination = combination_of(ITEM.facts, ALL).model_dump()
     answer, model = await ask(society_kit, *findings, form=FINDINGS, last=[combination])
     assert (answer.answer, answer.error, answer.calls) == (ITEM.task.label, None, len(STUDIES) + 1)
     assert [payload_of(request.messages)["form"] for request in model.of(SOLO)] == [FINDINGS] * len(STUDIES)
     (request,) = model.of(REFINER)
-    assert payload_of(request.messages) == {"form": COMBINATION, "findings": NUMBERED, "goal": ITEM.task.goal}
+    assert payload_of(request.messages) == {"form": COMBINATION, "findings": handed_over(ALL), "goal": ITEM.task.goal}
 
 
 @pytest.mark.parametrize("form", [None, FINDINGS])

@@ -12,9 +12,9 @@ from evaluation.baselines.tool_agent import all_tools, tool_agent
 from recipes.nano.review import SOLO, findings_of, found_by, query
 from training.configuration import load_config
 
-ITEM, *OTHERS = generate(12, seed=21, levels=(2,))
+ITEM, *OTHERS = generate(12, seed=21, levels=(1,))
 CONFIG = load_config(None, ["evaluation.agent_tool_calls=4", "society.graph.choose=combine"])
-TOOLS = ToolsConfig(results=2, trials="separate")
+TOOLS = ToolsConfig(results=1, trials="separate")
 
 
 @pytest.fixture
