@@ -1,7 +1,8 @@
 """What solves generated tasks, and what does not: `python -m benchmarks.shortcuts [--train N] [--test N] [--tiny]`.
 
 `--family review` prints the same for questions of many studies: a reader of their texts that applies the rule, the
-readers that miss something (`chimera.data.generated.review.TRAPS`), and those that say yes instead of maybe.
+readers that miss something (`chimera.data.generated.review.TRAPS`), the same when they say yes instead of maybe
+("sided"), and gradient boosting on all that each of them sees ("learned").
 
 Otherwise three kinds of accuracies on generated tasks of all four levels:
 

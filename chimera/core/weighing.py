@@ -1,7 +1,9 @@
 """The rule by which a body of evidence answers a question: each study votes, and better studies have more weight.
 
-It is vote counting by the direction of effect (Cochrane Handbook, chapter 12). As in GRADE, randomised evidence comes
-before observational evidence, and fewer than 400 participants make a result imprecise.
+It is modelled on vote counting by the direction of effect (Cochrane Handbook, chapter 12) and on GRADE, which places
+randomised before observational evidence and has a rule of thumb that fewer than 400 participants are imprecise. It
+simplifies both: Cochrane's votes have no weights and leave significance out, and GRADE counts the participants of all
+studies together.
 """
 
 from collections.abc import Iterable

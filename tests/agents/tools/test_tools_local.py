@@ -170,6 +170,14 @@ async def test_clinical_trials_leaves_out_abstracts_of_other_studies(toolbox):
     assert set(await ids(toolbox, "clinical_trials", "placebo")) == {"101", "103"}
 
 
+async def test_separate_trials_are_left_out_of_literature_search():
+    separate = build_toolbox(ToolsConfig(results=3, trials="separate"), DOCUMENTS, {})
+    assert await ids(separate, "literature_search", "placebo nurses p") == ["102"]
+    assert set(await ids(separate, "clinical_trials", "placebo nurses p")) == {"101", "103"}
+    assert not any(separate.tool(name).live for name in separate.names)
+    assert ToolsConfig(trials="separate").local
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
