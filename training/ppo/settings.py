@@ -98,7 +98,9 @@ class PpoSettings(BranchSettings):
     cliprange_value: Annotated[float, OF_CRITIC] = Field(
         default=0.5, gt=0, le=1e9, description="gae: clip range of the value loss"
     )
-    lora_rank: int = Field(default=0, ge=0, le=4096, description="rank of LoRA adapters; 0 trains all weights")
+    lora_rank: int = Field(
+        default=0, ge=0, le=4096, description="rank of LoRA adapters, merged when saved; 0 trains all weights"
+    )
     lora_alpha: Annotated[int, When.set("lora_rank")] = Field(
         default=32, ge=1, le=1_000_000, description="scale of LoRA adapters"
     )
@@ -132,7 +134,7 @@ class PpoSettings(BranchSettings):
         default=1,
         ge=1,
         le=1024,
-        description="processes that share each update, one GPU each if there are GPUs; 1 updates in this process",
+        description="processes that share each optimiser step, one GPU each if there are GPUs",
     )
     shards: Annotated[Literal["copy", "fsdp"], When("ranks", lambda ranks: ranks > 1, "above 1")] = Field(
         default="copy", description="copy: each rank has all weights; fsdp: weights and optimiser are split over ranks"
