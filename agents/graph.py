@@ -102,18 +102,18 @@ def _retriable(error: Exception) -> bool:
     return isinstance(error.__cause__, ModelError) and error.__cause__.retriable
 
 
-def _in_time(name: str, node: Node, limit: float) -> Node:
+def _in_time(name: str, node: Node) -> Node:
     """`node` with a time limit, which stands still while a server's rate limit is waited for; LangGraph's would not."""
 
     async def limited(state: ResearchState, runtime: Runtime[RunContext]) -> Update:
-        deadline = TimeLimit(limit)
+        deadline = TimeLimit(limit := runtime.context.visit_s)
         try:
             async with deadline:
                 return await node(state, runtime)
         except TimeoutError as error:
             if not deadline.expired():
                 raise
-            text = f"took longer than {limit:g} s: raise society.node_timeout_s or use a faster model"
+            text = f"took longer than {limit:g} s: raise rollouts.timeout_s or use a faster model"
             raise RoleError(name, text) from error
 
     return limited
@@ -163,7 +163,8 @@ def _graph(
     else:
         graph = StateGraph(ResearchState, context_schema=RunContext)
     for name, node in working(config.graph).items():
-        graph.add_node(name, _in_time(name, change(node) if change else node, config.node_timeout_s), **policy)
+        limited = _in_time(name, node)
+        graph.add_node(name, change(limited) if change else limited, **policy)
 
     shape, juniors = config.graph, list(config.graph.juniors)
     for first in juniors if start is None else (start,):

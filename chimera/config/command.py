@@ -67,15 +67,15 @@ def _first_of_each(config: Config) -> Iterator[Row]:
     """
     hidden, values, entries = absent(config), effective(config), dict(_entries(config))
     whole = {path: f"as {earlier}" for path, earlier in entries.items() if earlier and not within(path, WHOLE)} | WHOLE
-    shown: set[str | Row] = set()
+    shown: set[object] = set()
     for key in keys(config):
         path = within(key.name, whole)
         if path is None:
-            name, *meaning = _row(key)
-            row = (name.rpartition(".")[2], *meaning)
-            if within(name, hidden) is None and row not in shown:
-                shown.add(row)
-                yield (name, *meaning)
+            row = _row(key)
+            alike = (key.name.rpartition(".")[2], *row[1:])
+            if within(key.name, hidden) is None and alike not in shown:
+                shown.add(alike)
+                yield row
         elif path not in shown:
             shown.add(path)
             entry, earlier = _at(values, path), _at(values, entries[path]) if entries.get(path) else {}

@@ -253,7 +253,8 @@ def check_keys(
     Args:
         names_elsewhere: The last part of our key by the name that other software gives to the same thing.
         options: The option of a command by the key that somebody may take it for.
-        gone: What became of a key, or of all keys of a section, of an earlier version.
+        gone: What became of a key, or of all keys of a section, of an earlier version, with `{above}` for the key's
+            section and `{value}`; a key may have * for a name that users choose.
 
     Raises:
         ConfigError: an unknown key, with the nearest valid one; a value for a section; a section for a value.
@@ -276,10 +277,20 @@ def check_keys(
         else:
             if key in options:
                 raise ConfigError(f"unknown key {key} {setting.place}: it is no setting but {options[key]}")
-            if old := within(key, gone):
-                raise ConfigError(f"unknown key {key} {setting.place}: {gone[old]}")
+            if became := _became(key, setting.value, gone, names):
+                raise ConfigError(f"unknown key {key} {setting.place}: {became}")
             raise ConfigError(_unknown(key, setting, names, names_elsewhere))
     return checked
+
+
+def _became(key: str, value: Any, gone: Mapping[str, str], names: Container[str]) -> str | None:
+    """What became of a key of an earlier version; None if there was none, or its section lacks what replaced it."""
+    old = within(key, gone) or within(re.sub(r"^(\w+)\.\w+\.", r"\1.*.", key), gone)
+    above = key.rpartition(".")[0]
+    new = re.match(r".*\{above\}\.(\w+)", gone[old]) if old else None
+    if old is None or (new and f"{above}.{new[1]}" not in names):
+        return None
+    return gone[old].format(above=above, value=_shown(key, value))
 
 
 def overlay(below: Mapping[str, Setting], above: Mapping[str, Setting]) -> dict[str, Setting]:

@@ -55,8 +55,13 @@ GONE: Mapping[str, str] = {
     "cluster.store_port": "it is gone with the store's server",
     "cluster.gateway_port": "it is gone with the gateway",
     "cluster.cpus_per_runner": "it is now cluster.cpus_per_actor",
+    "gate.enabled": "it is {value} here; gate.tasks=0 stands for false, and true is left out",
+    "society.refiner": "it is {value} here; society.refiner_max_chars=0 stands for trusts, and reads is left out",
+    "society.node_timeout_s": "it is {value} here; a role may take three fifths of rollouts.timeout_s: set that",
+    "wandb.project": "it is now the environment variable WANDB_PROJECT={value}",
+    "wandb.entity": "it is now the environment variable WANDB_ENTITY={value}",
 }
-"""What became of the settings, and sections, of earlier versions."""
+"""What became of the settings, and sections, of earlier versions; * is any name (see `loader.check_keys`)."""
 OF_RUN = dict.fromkeys(
     GONE, "an earlier version of Chimera made this run; read it with that version (environment.json names its commit)"
 )

@@ -142,7 +142,8 @@ class LiveSociety:
         model = HttpModel(endpoints, pause_s=self._config.rollouts.pause_s)
         slots = self._config.roles.slots()
         judge = Judge(model, slots[JUDGE])
-        society = Society(model, log, self._config.society, self._config.roles, evaluate=judge.evaluate)
+        config, limit = self._config, self._config.rollouts.timeout_s
+        society = Society(model, log, config.society, config.roles, evaluate=judge.evaluate, timeout_s=limit)
         desk = _Desk(self._config, self._library, log, brief)
         where = None
         async with AsyncExitStack() as stack:

@@ -43,7 +43,8 @@ def studio_graph(config: Config) -> Graph:
     endpoints = answering(servers.endpoints, config, config.evaluation.temperature)
     model = HttpModel(endpoints, pause_s=config.rollouts.pause_s)
     judge = Judge(model, config.slot(JUDGE)).evaluate
-    return Society(model, tools, config.society, config.roles, evaluate=judge).standing(briefs(data))
+    limit = config.rollouts.timeout_s
+    return Society(model, tools, config.society, config.roles, evaluate=judge, timeout_s=limit).standing(briefs(data))
 
 
 def briefs(data: Dataset) -> Callable[[str], Brief]:

@@ -36,7 +36,7 @@ async def test_a_rollout_sends_what_the_transcripts_hold(society_kit) -> None:
     answer = read(item, item.facts.studies).model_dump()
     model = society_kit.Model(**scripts, HypothesisRefiner=[answer])
     settings = CONFIG.society.model_dump(include={"max_tool_calls", "refiner_max_chars"})
-    state = await society_kit.make(model, toolbox, quotes="read", refiner="reads", **settings).run(item.task.brief())
+    state = await society_kit.make(model, toolbox, quotes="read", **settings).run(item.task.brief())
     for name in JUNIORS:
         sent = model.of(name)[-1].messages
         assert [m["content"] or None for m in sent] == [m["content"] for m in written[name].messages[:-1]]

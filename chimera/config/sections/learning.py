@@ -1,20 +1,21 @@
 """The configuration of the gate, and of Weights & Biases."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from chimera.config.loader import ConfigSection, When
-
-SHOWN = When.unless("mode", "disabled")
+from chimera.config.loader import ConfigSection
 
 
 class GateConfig(ConfigSection):
     """The comparison after each learning phase: new policies with those live before, the base and the best stage."""
 
-    enabled: bool = Field(default=True, description="false: new policies go live without being compared first")
-    tasks: Annotated[int, When.set("enabled")] = Field(
-        default=100, ge=2, le=1_000_000, description="validation tasks, the same for all its phases"
+    tasks: int = Field(
+        default=100,
+        ge=0,
+        le=1_000_000,
+        description="validation tasks, the same for all its phases, at least 2; 0: new policies go live without being "
+        "compared first",
     )
     margin: float = Field(
         default=0.1,
@@ -31,14 +32,17 @@ class GateConfig(ConfigSection):
         default=0.05, gt=0, lt=1, description="the same for the share of right answers: 0.05 is 5 points"
     )
 
+    @field_validator("tasks")
+    @classmethod
+    def _none_or_some(cls, value: int) -> int:
+        if value == 1:
+            raise ValueError("it must be 0 or at least 2, because one task gives no interval")
+        return value
+
 
 class WandbConfig(ConfigSection):
     """Weights & Biases. Everything that it shows is also in metrics.jsonl."""
 
     mode: Literal["auto", "online", "offline", "disabled"] = Field(
         default="auto", description="auto: online when WANDB_API_KEY is set, offline otherwise"
-    )
-    project: Annotated[str, SHOWN] = Field(default="chimera", min_length=1, description="the project's name there")
-    entity: Annotated[str | None, SHOWN] = Field(
-        default=None, min_length=1, description="team or user; the key's own without it"
     )

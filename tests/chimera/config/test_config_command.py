@@ -26,7 +26,7 @@ def test_a_program_reads_one_line_a_key(capsys: pytest.CaptureFixture[str]):
 @pytest.mark.parametrize(
     ("part", "names"),
     [
-        ("gate", {"gate.enabled", "gate.tasks"}),
+        ("gate", {"gate.margin", "gate.tasks"}),
         ("ppo.", {"pipeline.ppo.lr", "pipeline.ppo.verl"}),
         ("ppo.lr", {"pipeline.ppo.lr"}),
         ("lr", {"pipeline.sft.lr", "pipeline.bandit.lr"}),

@@ -41,4 +41,4 @@ def test_sizes_that_the_data_cannot_fill_are_named_unless_they_were_asked_for():
     online = load_config(None, ["ppo.states=0", "ppo.test_freq=1"], trial=True)
     limits = {"gather.tasks": 6, "bandit.tasks": 6, "ppo.tasks_per_step": 6, "ppo.test_tasks": 12}
     assert too_large(online, [], train=6, validation=12) == limits
-    assert too_large(load_config(None, ["gate.enabled=false"]), [], train=1000, validation=3) == {}
+    assert too_large(load_config(None, ["gate.tasks=0"]), [], train=1000, validation=3) == {}
