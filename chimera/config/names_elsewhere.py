@@ -58,6 +58,10 @@ GONE: Mapping[str, str] = {
     "gate.enabled": "it is {value} here; gate.tasks=0 stands for false, and true is left out",
     "society.refiner": "it is {value} here; society.refiner_max_chars=0 stands for trusts, and reads is left out",
     "society.node_timeout_s": "it is {value} here; a role may take three fifths of rollouts.timeout_s: set that",
+    **dict.fromkeys(
+        ("models.*.top_p", "models.*.top_k", "models.*.min_p", "models.*.repetition_penalty"),
+        "it is {value} here: a field of {above}.extra_body, or with a provider of provider_options",
+    ),
     "wandb.project": "it is now the environment variable WANDB_PROJECT={value}",
     "wandb.entity": "it is now the environment variable WANDB_ENTITY={value}",
 }

@@ -428,7 +428,6 @@ def _endpoint(base_url: str, name: str, api_key: str, model: ModelConfig) -> End
         api_key=api_key,
         structured=model.sends_schema,
         temperature=model.temperature,
-        top_p=model.top_p,
         max_tokens=model.max_tokens,
         timeout_s=model.timeout_s,
         **model.request_fields,

@@ -34,7 +34,7 @@ def test_setting_one_key_of_a_model_keeps_that_models_other_defaults():
     ("override", "value"),
     [
         ("models.junior.temperature=1e-1", 0.1),
-        ("models.junior.top_p=1", 1.0),
+        ("models.junior.timeout_s=1", 1.0),
         ("data.levels=[1, 3]", (1, 3)),
         ("data.path=no", "no"),
         ("data.path=1:30", "1:30"),
