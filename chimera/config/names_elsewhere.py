@@ -62,6 +62,11 @@ GONE: Mapping[str, str] = {
         ("models.*.top_p", "models.*.top_k", "models.*.min_p", "models.*.repetition_penalty"),
         "it is {value} here: a field of {above}.extra_body, or with a provider of provider_options",
     ),
+    **dict.fromkeys(
+        ("pipeline.*.hashed_features", "pipeline.*.prior_variance", "pipeline.*.noise_variance"),
+        "it is {value} here; what the bandit knows of a weight and of text before it learns is fixed: leave it out",
+    ),
+    "pipeline.*.reread": "it is {value} here; 32 calls of an update are always read again after it: leave it out",
     "wandb.project": "it is now the environment variable WANDB_PROJECT={value}",
     "wandb.entity": "it is now the environment variable WANDB_ENTITY={value}",
 }

@@ -113,13 +113,6 @@ class PpoSettings(BranchSettings):
     save_freq: int = Field(
         default=1, ge=1, le=1_000_000, description="checkpoint every so many steps (and after the last)"
     )
-    reread: int = Field(
-        default=32,
-        ge=0,
-        le=1_000_000,
-        description="calls of an update whose tokens are read once more after it, so that chimera.trace shows how "
-        "likely they are then; 0 saves this time",
-    )
     max_actor_ckpt_to_keep: int = Field(default=1, ge=1, le=10_000, description="checkpoints to keep, the newest")
     step_timeout_s: Annotated[float, OF_ROLLOUTS] = Field(
         default=300.0, gt=0, le=604_800, description="seconds to wait for one step's rollouts"

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from verl.workers.engine_workers import TrainingWorker
 
 STATE, RANDOM = "engine.json", "random"
+REREAD = 32
+"""Calls of an update whose tokens are read once more after it, so that chimera.trace shows how likely they are then."""
 LOSS_COLUMNS = ("old_log_probs", "advantages", "ref_log_prob", WEIGHTS)
 
 
@@ -189,7 +191,7 @@ class PpoEngine:
                 metrics |= self._train(self._actor, batch, columns, self._verl.actor, "actor/", step)
         if watch is not None:
             with _timed(metrics, "watch"):
-                if again := batch.samples[: config.reread]:
+                if again := batch.samples[:REREAD]:
                     batch.after = self._infer(self._actor, self._batch(again))["log_probs"]
                 watch(batch, metrics)
         self.updates += 1
