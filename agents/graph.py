@@ -153,18 +153,12 @@ def _graph(
         )
 
     # The model client has already waited between its own tries, so a role is tried again after a short wait.
-    policy: dict[str, Any] = {
-        "retry_policy": RetryPolicy(
-            initial_interval=0.1, jitter=False, max_attempts=config.node_retries + 1, retry_on=_retriable
-        ),
-    }
-    if change:
-        graph: Any = StateGraph(ResearchState, input_schema=Question)
-    else:
-        graph = StateGraph(ResearchState, context_schema=RunContext)
+    retry = RetryPolicy(initial_interval=0.1, jitter=False, max_attempts=config.node_retries + 1, retry_on=_retriable)
+    schema: Any = {"input_schema": Question} if change else {"context_schema": RunContext}
+    graph: Any = StateGraph(ResearchState, **schema)
     for name, node in working(config.graph).items():
         limited = _in_time(name, node)
-        graph.add_node(name, change(limited) if change else limited, **policy)
+        graph.add_node(name, change(limited) if change else limited, retry_policy=retry)
 
     shape, juniors = config.graph, list(config.graph.juniors)
     for first in juniors if start is None else (start,):

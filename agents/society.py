@@ -159,7 +159,7 @@ class Society:
         (`agents.person.PERSON`, the fields to confirm): call it again with a verdict.
         """
         context = self._context(brief, seed, select, learned)
-        graph, entry, limits = build_graph(context.config), _input(brief), self._limits(context.config)
+        graph, entry, limits = build_graph(context.config), _input(brief), _limits(context.config)
         if saved is not None:
             graph = build_graph(context.config, saver=saved.saver)
             limits |= {"configurable": {"thread_id": saved.thread}}
@@ -198,7 +198,7 @@ class Society:
         return graph_of_nodes(self._config, change)
 
     async def _invoke(self, graph: Graph, entry: Any, context: RunContext, **options: Any) -> ResearchState:
-        return cast(ResearchState, await graph.ainvoke(entry, self._limits(context.config), context=context, **options))
+        return cast(ResearchState, await graph.ainvoke(entry, _limits(context.config), context=context, **options))
 
     def _context(self, brief: Brief, seed: int | None, select: Selector | None, learned: LearnedSociety) -> RunContext:
         changed = {} if learned.graph is None else {"graph": learned.graph}
@@ -219,9 +219,9 @@ class Society:
             fallback=self._config.fallbacks(),
         )
 
-    @staticmethod
-    def _limits(config: SocietyConfig) -> Any:
-        return {"recursion_limit": step_limit(config)}
+
+def _limits(config: SocietyConfig) -> Any:
+    return {"recursion_limit": step_limit(config)}
 
 
 def _input(brief: Brief) -> Any:

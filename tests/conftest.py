@@ -180,10 +180,8 @@ def society_kit():
     async def evaluate(state, _brief):
         return {"fields": sorted(state)}
 
-    def make(
-        model, toolbox=None, *, evaluate=evaluate, operation=None, observe=None, select=None, timeout_s=None, **config
-    ):
-        extras = {"operation": operation, "observe": observe, "select": select, "timeout_s": timeout_s}
+    def make(model, toolbox=None, *, evaluate=evaluate, **config):
+        extras = {name: config.pop(name, None) for name in ("operation", "observe", "select", "timeout_s")}
         extras = {name: value for name, value in extras.items() if value is not None}
         # The standard answers quote a sentence that nobody has read.
         config = {"quotes": "free", "refiner_max_chars": 0, **config}

@@ -40,13 +40,7 @@ FOLDS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings that a policy was made with; they have the names of the bandit's settings.
-
-    Attributes:
-        hashed_features: Dimensions for hashed text; 0 leaves text out.
-        prior_variance: thompson: prior variance of each weight.
-        noise_variance: thompson: variance of a reward around its mean.
-    """
+    """The settings that a policy was made with, by the names of the bandit's settings; 0 `hashed_features`: no text."""
 
     policy: Literal["thompson", "logistic"]
     update: Literal["direct", "ips", "dr", "hindsight"]

@@ -63,7 +63,7 @@ def _row(key: Key) -> Row:
 def _first_of_each(config: Config) -> Iterator[Row]:
     """The keys that exist with the defaults. An entry like an earlier one of its table is one row: what differs.
 
-    A key that an earlier phase has too, with the same default and meaning, is left out.
+    Left out is what an earlier phase has too, with the same default and meaning, and an algorithm that names its phase.
     """
     hidden, values, entries = absent(config), effective(config), dict(_entries(config))
     whole = {path: f"as {earlier}" for path, earlier in entries.items() if earlier and not within(path, WHOLE)} | WHOLE
@@ -72,8 +72,9 @@ def _first_of_each(config: Config) -> Iterator[Row]:
         path = within(key.name, whole)
         if path is None:
             row = _row(key)
-            alike = (key.name.rpartition(".")[2], *row[1:])
-            if within(key.name, hidden) is None and alike not in shown:
+            *_, section, name = ["", *key.name.split(".")]
+            alike = (name, *row[1:])
+            if within(key.name, hidden) is None and alike not in shown and key.default != section:
                 shown.add(alike)
                 yield row
         elif path not in shown:

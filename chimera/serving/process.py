@@ -369,12 +369,7 @@ class ServerProcess:
         """Call one of the server's own routes; returns what it answered, or raises ModelError if it has ended."""
         try:
             return httpx.request(
-                method,
-                self.url + path,
-                json=body,
-                headers=self._headers,
-                timeout=SWAP_TIMEOUT_S,
-                trust_env=False,
+                method, self.url + path, json=body, headers=self._headers, timeout=SWAP_TIMEOUT_S, trust_env=False
             )
         except httpx.HTTPError as error:
             raise ModelError(

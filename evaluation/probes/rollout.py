@@ -18,8 +18,7 @@ from evaluation.scores.judge import Judge
 async def rollout_finding(config: Config, model: Model, tools: Tools, brief: Brief) -> Probed:
     """Whether the society reaches a decision, with its calls, tool calls, tokens and time."""
     calls: list[CallRecord] = []
-    judge = Judge(model, config.slot(JUDGE)).evaluate
-    limit = config.rollouts.timeout_s
+    judge, limit = Judge(model, config.slot(JUDGE)).evaluate, config.rollouts.timeout_s
     society = Society(model, tools, config.society, config.roles, evaluate=judge, observe=calls.append, timeout_s=limit)
     started = time.perf_counter()
     try:

@@ -35,12 +35,12 @@ class TuneSettings(PhaseSettings):
     ranks: int = Field(
         default=1,
         ge=1,
-        le=1024,
-        description="processes that share each optimiser step, one GPU each if there are GPUs",
+        le=64,
+        description="processes that share each optimiser step, one GPU each if there are GPUs; without Unsloth if more",
     )
     unsloth: Literal["auto", "never"] = Field(
         default="auto",
-        description="auto: load the model through Unsloth when a GPU and Unsloth are there, and ranks is 1",
+        description="auto: load the model through Unsloth when a GPU and Unsloth are there",
     )
 
     def needs_rollouts(self) -> bool:

@@ -20,8 +20,7 @@ class GraphConfig(ConfigSection):
         description="rounds in which each junior reads what the others propose and answers again",
     )
     choose: Literal["select", "vote"] = Field(
-        default="select",
-        description="select: the supervisor chooses a hypothesis; vote: the juniors' majority does",
+        default="select", description="select: the supervisor chooses a hypothesis; vote: the juniors' majority does"
     )
     refine: bool = Field(default=True, description="the hypothesis refiner works on the chosen hypothesis")
     design: bool = Field(default=True, description="the protocol designer plans an experiment, which is what is scored")

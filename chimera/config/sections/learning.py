@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from chimera.config.loader import ConfigSection
 
@@ -11,11 +11,7 @@ class GateConfig(ConfigSection):
     """The comparison after each learning phase: new policies with those live before, the base and the best stage."""
 
     tasks: int = Field(
-        default=100,
-        ge=0,
-        le=1_000_000,
-        description="validation tasks, the same for all its phases, at least 2; 0: new policies go live without being "
-        "compared first",
+        default=100, ge=0, le=1_000_000, description="validation tasks, at least 2; 0: no policy is compared first"
     )
     margin: float = Field(
         default=0.1,
@@ -31,13 +27,6 @@ class GateConfig(ConfigSection):
     margin_alignment: float = Field(
         default=0.05, gt=0, lt=1, description="the same for the share of right answers: 0.05 is 5 points"
     )
-
-    @field_validator("tasks")
-    @classmethod
-    def _none_or_some(cls, value: int) -> int:
-        if value == 1:
-            raise ValueError("it must be 0 or at least 2, because one task gives no interval")
-        return value
 
 
 class WandbConfig(ConfigSection):

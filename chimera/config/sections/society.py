@@ -79,7 +79,7 @@ class SocietyConfig(ConfigSection):
         default=1200,
         ge=0,
         le=1_000_000,
-        description="how much the refiner is shown of the passages that the juniors found, in characters; 0: nothing",
+        description="characters that the refiner sees of the juniors' passages; 0: none",
     )
     max_tool_calls: int = Field(
         default=2, ge=0, le=100, description="tool calls that one role may make in one turn of the society"

@@ -184,4 +184,8 @@ def test_the_config_command_prints_what_is_in_effect(capsys: pytest.CaptureFixtu
 def test_a_free_mapping_takes_any_keys_below_it(tmp_path: Path):
     file = written(tmp_path, "ppo:\n  verl:\n    actor:\n      a: 1\n      b: {c: no}\n")
     config = load_config(file, ["ppo.verl.actor.a=2", "ppo.verl.optim={betas: [0.9, 0.95]}"])
-    assert config.pipeline["ppo"].verl == {"actor": {"a": 2, "b": {"c": "no"}}, "optim": {"betas": [0.9, 0.95]}}
+    added = {"actor": {"ppo_epochs": 2, "a": 2, "b": {"c": "no"}}, "optim": {"betas": [0.9, 0.95]}}
+    assert config.pipeline["ppo"].verl == {"algorithm": {"norm_adv_by_std_in_grpo": False}, **added}
+    assert load_config(file, ["ppo.verl.actor={}", "ppo.verl.actor.ppo_epochs=1"]).pipeline["ppo"].verl["actor"] == {
+        "ppo_epochs": 1
+    }

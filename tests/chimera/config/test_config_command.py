@@ -64,7 +64,8 @@ def test_by_default_a_key_is_listed_once_and_only_if_it_exists(capsys: pytest.Ca
     assert "pipeline.ppo.lr" in rows
     assert rows["pipeline.design"].startswith("{")
     assert not {"models.junior.base_url", "pipeline.ppo.critic_lr", "pipeline.design.lr", "data.columns.goal"} & {*rows}
-    assert {"pipeline.sft.shared", "pipeline.ppo.shared"} & {*rows} == {"pipeline.sft.shared"}
+    common = {f"pipeline.{phase}.{key}" for phase in ("sft", "ppo") for key in ("algorithm", "shared")}
+    assert common & {*rows} == {"pipeline.sft.algorithm", "pipeline.sft.shared"}
     assert rows["roles"].startswith("{Geneticist: {model: junior, ")
     assert {line.split()[0] for line in printed(capsys, "roles")} >= {"roles.Judge.model", "roles.Supervisor.tools"}
     assert rows["society.graph"].startswith("{choose: select, debate: 0, ")
