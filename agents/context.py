@@ -98,7 +98,8 @@ class SupervisorChoice:
 class RunContext:
     """One run's brief, seed and services.
 
-    `slots` maps each role to the slot whose model plays it, `tools` to the names of the tools that it may call.
+    `slots` maps each role to the slot whose model plays it, `tools` to the names of the tools that it may call. One
+    visit of a role may take `visit_s` seconds.
     `guidance` is what roles have learned to be told, `fallback` maps roles to the slot of their second model.
     """
 
@@ -114,6 +115,7 @@ class RunContext:
     operation: Operation
     observe: Observer
     guidance: Guided
+    visit_s: float = 180.0
     fallback: Mapping[str, str] = field(default_factory=dict)
 
     def told(self, role: str) -> Guidance:

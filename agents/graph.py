@@ -108,18 +108,18 @@ def _retriable(error: Exception) -> bool:
     return isinstance(error.__cause__, ModelError) and error.__cause__.retriable
 
 
-def _in_time(name: str, node: Node, limit: float) -> Node:
+def _in_time(name: str, node: Node) -> Node:
     """`node` with a time limit, which stands still while a server's rate limit is waited for; LangGraph's would not."""
 
     async def limited(state: ResearchState, runtime: Runtime[RunContext]) -> Update:
-        deadline = TimeLimit(limit)
+        deadline = TimeLimit(limit := runtime.context.visit_s)
         try:
             async with deadline:
                 return await node(state, runtime)
         except TimeoutError as error:
             if not deadline.expired():
                 raise
-            text = f"took longer than {limit:g} s: raise society.node_timeout_s or use a faster model"
+            text = f"took longer than {limit:g} s: raise rollouts.timeout_s or use a faster model"
             raise RoleError(name, text) from error
 
     return limited
@@ -159,17 +159,12 @@ def _graph(
         )
 
     # The model client has already waited between its own tries, so a role is tried again after a short wait.
-    policy: dict[str, Any] = {
-        "retry_policy": RetryPolicy(
-            initial_interval=0.1, jitter=False, max_attempts=config.node_retries + 1, retry_on=_retriable
-        ),
-    }
-    if change:
-        graph: Any = StateGraph(ResearchState, input_schema=Question)
-    else:
-        graph = StateGraph(ResearchState, context_schema=RunContext)
+    retry = RetryPolicy(initial_interval=0.1, jitter=False, max_attempts=config.node_retries + 1, retry_on=_retriable)
+    schema: Any = {"input_schema": Question} if change else {"context_schema": RunContext}
+    graph: Any = StateGraph(ResearchState, **schema)
     for name, node in working(config.graph).items():
-        graph.add_node(name, _in_time(name, change(node) if change else node, config.node_timeout_s), **policy)
+        limited = _in_time(name, node)
+        graph.add_node(name, change(limited) if change else limited, retry_policy=retry)
 
     shape, juniors = config.graph, list(config.graph.juniors)
     for first in juniors if start is None else (start,):

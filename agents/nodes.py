@@ -97,9 +97,9 @@ def _refiner_reads(state: ResearchState, context: RunContext) -> Inputs:
 
 def _refiner_sources(state: ResearchState, context: RunContext, quotes: Sequence[str]) -> list[SourceText] | None:
     """The passages that the refiner checks the hypothesis against; None if it has to trust the hypothesis."""
-    if context.config.evidence == "given" or context.config.refiner == "trusts":
+    if context.config.evidence == "given" or not (limit := context.config.refiner_max_chars):
         return _sources_if_given(context)
-    return sources_within(state["selection"]["sources"], quotes, context.config.refiner_max_chars) or None
+    return sources_within(state["selection"]["sources"], quotes, limit) or None
 
 
 def _refiner_writes(state: ResearchState, answer: Answer, context: RunContext) -> Update:

@@ -18,11 +18,7 @@ from chimera.core.types import Severity
 
 Route = Literal["CRITICAL", "MAJOR", "DECIDE"]
 
-DESTINATIONS: dict[Route, str] = {
-    "CRITICAL": REFINER,
-    "MAJOR": DESIGNER,
-    "DECIDE": PRINCIPAL_INVESTIGATOR,
-}
+DESTINATIONS: dict[Route, str] = {"CRITICAL": REFINER, "MAJOR": DESIGNER, "DECIDE": PRINCIPAL_INVESTIGATOR}
 
 RETURNED_TO = (REFINER, DESIGNER)
 """The roles that reviews may send a protocol back to."""

@@ -45,11 +45,12 @@ class Society:
     """Nine roles that answer briefs, one or many at once. It keeps no state between runs.
 
     Args:
-        config: How the society works: evidence, limits of revisions, time-outs.
+        config: How the society works: evidence, limits of revisions.
         roles: The slot whose model plays each role, and the tools that it may call.
         evaluate: Scores each finished state; fills `final_evaluation`.
         operation: Opens a span around each visit of a role, with attributes role, model, visit and attempt.
         select: Selects the hypothesis, unless `run` is given a selector. Default: the supervisor's model.
+        timeout_s: Seconds that a whole run may take; one visit of a role may take three fifths of it.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Society:
         operation: Operation = no_operation,
         observe: Observer = no_observer,
         select: Selector | None = None,
+        timeout_s: float = 300.0,
     ) -> None:
         self._model = model
         self._toolbox = toolbox
@@ -73,6 +75,7 @@ class Society:
         self._operation = operation
         self._observe = observe
         self._select = select or SupervisorChoice()
+        self._visit_s = timeout_s * 3 / 5
         build_graph(config)  # Compiled once in a process, before anything is asked.
 
     async def run(
@@ -156,7 +159,7 @@ class Society:
         (`agents.person.PERSON`, the fields to confirm): call it again with a verdict.
         """
         context = self._context(brief, seed, select, learned)
-        graph, entry, limits = build_graph(context.config), _input(brief), self._limits(context.config)
+        graph, entry, limits = build_graph(context.config), _input(brief), _limits(context.config)
         if saved is not None:
             graph = build_graph(context.config, saver=saved.saver)
             limits |= {"configurable": {"thread_id": saved.thread}}
@@ -195,7 +198,7 @@ class Society:
         return graph_of_nodes(self._config, change)
 
     async def _invoke(self, graph: Graph, entry: Any, context: RunContext, **options: Any) -> ResearchState:
-        return cast(ResearchState, await graph.ainvoke(entry, self._limits(context.config), context=context, **options))
+        return cast(ResearchState, await graph.ainvoke(entry, _limits(context.config), context=context, **options))
 
     def _context(self, brief: Brief, seed: int | None, select: Selector | None, learned: LearnedSociety) -> RunContext:
         changed = {} if learned.graph is None else {"graph": learned.graph}
@@ -212,12 +215,13 @@ class Society:
             operation=self._operation,
             observe=self._observe,
             guidance=learned.guidance,
+            visit_s=self._visit_s,
             fallback=self._config.fallbacks(),
         )
 
-    @staticmethod
-    def _limits(config: SocietyConfig) -> Any:
-        return {"recursion_limit": step_limit(config)}
+
+def _limits(config: SocietyConfig) -> Any:
+    return {"recursion_limit": step_limit(config)}
 
 
 def _input(brief: Brief) -> Any:

@@ -150,7 +150,7 @@ class Bare:
 
     def update(self, samples: Sequence[Sample]) -> tuple[float, float, float]:
         """One update; returns the seconds of log-probabilities, training and the whole."""
-        torch, config = self._torch, self._config
+        torch, config, verl = self._torch, self._config, self._config.verl_values
         begin = time.perf_counter()
         old: dict[int, Any] = {}
         with torch.no_grad():
@@ -167,11 +167,11 @@ class Bare:
                 before = torch.cat([old[row] for row in rows])
                 advantage = torch.cat([advantages[row].expand(len(old[row])) for row in rows])
                 ratio = (self._log_probs([samples[row] for row in rows]) - before).clamp(-20, 20).exp()
-                clipped = ratio.clamp(1 - config.clip_ratio_low, 1 + config.clip_ratio_high)
+                clipped = ratio.clamp(1 - verl.actor.clip_ratio_low, 1 + verl.actor.clip_ratio_high)
                 loss = torch.maximum(-advantage * ratio, -advantage * clipped)
                 loss = torch.where(advantage < 0, torch.minimum(loss, -3.0 * advantage), loss)
                 (loss.sum() / total).backward()
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.grad_clip)
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), verl.optim.clip_grad)
             self._optimiser.step()
             self._optimiser.zero_grad()
         end = time.perf_counter()

@@ -318,7 +318,6 @@ def society(folder: Path, load: Load) -> dict[str, Any]:
     settings = [f"models.junior.path={folder}", "models.junior.dtype=bfloat16", "models.junior.timeout_s=600"]
     settings += [
         "models.junior.max_tokens=200",
-        "society.node_timeout_s=3600",
         "data.size=40",
         f"serving.threads={load.threads}",
     ]

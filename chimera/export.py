@@ -234,8 +234,8 @@ def generation_settings(file: Path, model: "ModelConfig", temperature: float | N
         settings = {name: value for name, value in settings.items() if name not in OWN_SAMPLING}
     sampled: dict[str, Any] = {"do_sample": False}
     if (used := model.temperature if temperature is None else min(model.temperature, temperature)) > 0:
-        sampled = {"do_sample": True, "temperature": used, "top_p": model.top_p, "top_k": settings.get("top_k", 0)}
-        sampled |= model.request_fields["extra_body"]
+        sampled = {"do_sample": True, "temperature": used, "top_p": 1.0, "top_k": settings.get("top_k", 0)}
+        sampled |= {name: value for name, value in model.extra_body.items() if name in ("top_p", *OWN_SAMPLING)}
     return {**settings, **sampled, "max_new_tokens": model.max_tokens}
 
 

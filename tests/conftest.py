@@ -180,11 +180,11 @@ def society_kit():
     async def evaluate(state, _brief):
         return {"fields": sorted(state)}
 
-    def make(model, toolbox=None, *, evaluate=evaluate, operation=None, observe=None, select=None, **config):
-        extras = {"operation": operation, "observe": observe, "select": select}
+    def make(model, toolbox=None, *, evaluate=evaluate, **config):
+        extras = {name: config.pop(name, None) for name in ("operation", "observe", "select", "timeout_s")}
         extras = {name: value for name, value in extras.items() if value is not None}
         # The standard answers quote a sentence that nobody has read.
-        config = {"quotes": "free", "refiner": "trusts", **config}
+        config = {"quotes": "free", "refiner_max_chars": 0, **config}
         roles = RolesConfig()
         return Society(model, toolbox or FakeToolbox(), SocietyConfig(**config), roles, evaluate=evaluate, **extras)
 
@@ -424,7 +424,13 @@ def make_scripted_run(folder, server):
     settings = {"kind": "endpoint", "base_url": server.url, "api_key_env": "TEST_KEY", "timeout_s": 3600}
     models = [f"models.{key}.{name}={value}" for key in keys for name, value in settings.items()]
     names = [f"models.{key}.model=scripted-{key}" for key in keys]
-    few = ["data.size=40", "gate.tasks=4", "society.node_retries=0", "society.quotes=free", "society.refiner=trusts"]
+    few = [
+        "data.size=40",
+        "gate.tasks=4",
+        "society.node_retries=0",
+        "society.quotes=free",
+        "society.refiner_max_chars=0",
+    ]
     few += ["evaluation.resamples=20"]
     with Run.create("scripted", load_config(None, [*models, *names, *few, f"runs_dir={folder}"])) as run:
         began = {**{key: f"scripted-{key}" for key in keys}, "selection": "supervisor's model"}

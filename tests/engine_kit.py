@@ -4,7 +4,16 @@ import numpy as np
 
 from chimera.serving.embedded.checkpoint import load_checkpoint
 from training.ppo.engine.batch import Sample
+from training.ppo.settings import DEFAULTS, PpoSettings
 from training.ppo.verl.runtime import no_progress_bars
+
+
+def ppo_settings(**options):
+    """Settings whose options are keys of ours, or VeRL's own keys of any part."""
+    passed = options.pop("verl", {})
+    verl = {part: {name: options.pop(name) for name in keys if name in options} for part, keys in DEFAULTS.items()}
+    verl |= {part: verl.get(part, {}) | values for part, values in passed.items()}
+    return PpoSettings(verl={part: values for part, values in verl.items() if values}, **options)
 
 
 def some_samples(seed, count=12, peers=3):

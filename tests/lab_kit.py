@@ -39,7 +39,7 @@ def config_for(url, folder, **rollouts):
         {
             "runs_dir": folder,
             "models": models,
-            "society": {"node_retries": 0, "node_timeout_s": PATIENCE},
+            "society": {"node_retries": 0},
             "rollouts": {"concurrency": 2, "timeout_s": PATIENCE, "exploration": 0.0, **rollouts},
         }
     )

@@ -37,7 +37,7 @@ LIVE, BACK = "live", "rolled back"
 
 def check(config: Config, dataset: Dataset) -> None:
     """Raise ConfigError if there are fewer validation tasks than the gate needs."""
-    if config.gate.enabled and config.gate.tasks > len(dataset.validation):
+    if config.gate.tasks > len(dataset.validation):
         raise ConfigError(
             f"gate.tasks={config.gate.tasks}, but there are {len(dataset.validation)} validation tasks: ask for fewer, "
             "or raise data.validation_share"
@@ -85,7 +85,7 @@ class Gate:
     async def open(self) -> None:
         """Evaluate the live society before the first phase that learns."""
         lab, live = self._lab, self._kept()[-1]
-        if lab.config.gate.enabled and live not in self._stages:
+        if lab.config.gate.tasks and live not in self._stages:
             expected = gate_power.expected(lab.config.gate.tasks, lab.config)
             lab.view.note(f"gate: if as many answers change as usual, {expected.words()}")
             self._stages[live] = await evaluate(lab, live)
@@ -94,8 +94,8 @@ class Gate:
         """Put `policy` live, evaluate it, and keep it or roll it back. Returns True if it was kept."""
         lab = self._lab
         await lab.put_live(policy)
-        if not lab.config.gate.enabled:
-            self._keep(phase, policy, "without being compared, because gate.enabled is false")
+        if not lab.config.gate.tasks:
+            self._keep(phase, policy, "without being compared, because gate.tasks is 0")
             return True
         self._stages[phase] = await evaluate(lab, phase)
         # Thousands of resamples take tenths of a second. A thread keeps the live view running.
@@ -134,7 +134,7 @@ class Gate:
 
     def summary(self) -> None:
         """Compare every stage with the one before and the base, also stages of the run's earlier processes."""
-        if not self._lab.config.gate.enabled:
+        if not self._lab.config.gate.tasks:
             return
         rows: list[tuple[Rivalry, str]] = []
         for phase, is_live, before in self._decisions():

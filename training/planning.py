@@ -260,7 +260,8 @@ def _learner(model: Architecture, settings: Settings, gpus: int) -> Need:
     verl, critic = settings.verl, model.critic if settings.adv_estimator == "gae" else 0
     trained = (adapters or model.parameters) + critic
     split = ranks if settings.shards == "fsdp" else 1
-    compared = (settings.use_kl_loss or verl.get("algorithm", {}).get("use_kl_in_reward")) and not adapters
+    in_reward = verl.get("algorithm", {}).get("use_kl_in_reward")
+    compared = (settings.verl_values.actor.use_kl_loss or in_reward) and not adapters
     recomputed = bool(verl.get("model", {}).get("enable_gradient_checkpointing"))
     parts = {
         "process": RANK,
@@ -285,7 +286,8 @@ def _disk(model: Architecture, settings: Settings) -> int:
     weights = FLOAT32 * model.parameters
     if isinstance(settings, TuneSettings):
         return weights
-    return weights + (settings.max_actor_ckpt_to_keep + 1) * (weights + checkpoint_bytes(model, settings))
+    most = settings.verl_values.trainer.max_actor_ckpt_to_keep + 1
+    return weights + most * (weights + checkpoint_bytes(model, settings))
 
 
 def checkpoint_bytes(model: Architecture, settings: PpoSettings) -> int:

@@ -207,7 +207,7 @@ def at_most(phases: Sequence[Phase], config: Config) -> str:
     """The most that phases spend on training tasks, and the gate on validation tasks, in words."""
     limits = [f"{phase.name} takes at most {most}" for phase in phases if (most := phase.settings.most())]
     learning = sum(phase.learns for phase in phases)
-    if learning and config.gate.enabled:
+    if learning and config.gate.tasks:
         limits.append(f"the gate {learning + 1} x {config.gate.tasks} rollouts")
     return "; ".join(limits)
 
@@ -217,10 +217,10 @@ def expected_costs(phases: Sequence[Phase], config: Config) -> dict[str, float]:
     costs: dict[str, float] = {}
     gathered = sum(_cost(phase.settings.model_dump(), 0, 0) for phase in phases if not phase.learns)
     for phase in phases:
-        if phase.learns and config.gate.enabled:
+        if phase.learns and config.gate.tasks:
             costs.setdefault(f"{GATE}-{BASE}", config.gate.tasks)
         costs[phase.name] = _cost(phase.settings.model_dump(), len(phase.plan.roles), gathered)
-        if phase.learns and config.gate.enabled:
+        if phase.learns and config.gate.tasks:
             costs[f"{GATE}-{phase.name}"] = config.gate.tasks
     return costs
 

@@ -38,15 +38,15 @@ SETTINGS, ARRAYS = "policy.json", "arrays.safetensors"
 FOLDS = 5
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings that a policy was made with; they have the names of the bandit's settings."""
+    """The settings that a policy was made with, by the names of the bandit's settings; 0 `hashed_features`: no text."""
 
     policy: Literal["thompson", "logistic"]
     update: Literal["direct", "ips", "dr", "hindsight"]
-    hashed_features: int
-    prior_variance: float
-    noise_variance: float
+    hashed_features: int = 256
+    prior_variance: float = 0.3
+    noise_variance: float = 0.25
     lr: float
     epochs: int
     max_weight: float
@@ -55,8 +55,8 @@ class Settings:
 
     @classmethod
     def of(cls, config: Any, seed: int, labels: Sequence[Label] = LABELS) -> "Settings":
-        """Take the fields of this class from the settings of a phase; `labels` are the answers that the tasks offer."""
-        keys = cls.__dataclass_fields__.keys() - {"seed", "labels"}
+        """Take what a phase sets from its settings; `labels` are the answers that the tasks offer."""
+        keys = ("policy", "update", "lr", "epochs", "max_weight")
         return cls(**{key: getattr(config, key) for key in keys}, seed=seed, labels=tuple(labels))
 
 

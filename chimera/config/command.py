@@ -1,7 +1,8 @@
 """`python -m chimera config [PART]`: the keys with type, default and meaning; `--yaml` prints what is in effect.
 
-Listed are the keys that exist with the defaults, each once: a slot that is `like` another, and a phase with the
-algorithm of an earlier one, show only what differs. `--all` lists all of all, and a PART shows every key that has it.
+Listed are the keys that exist with the defaults, each once: a slot that is `like` another, and a phase after others,
+show only what differs; `config roles` and `config society.graph` show the keys of these. `--all` lists all of all, and
+a PART shows every key that has it.
 Where the output is read by a program, each key is one line.
 """
 
@@ -24,8 +25,12 @@ from chimera.core.cli import parse_arguments
 from chimera.core.errors import ConfigError, suggestion
 
 Row = tuple[str, str, str, str]
-WEIGHTS = {"reward": "weights of its parts"}
-"""Sections that are listed as one row, because all their keys are alike."""
+WHOLE = {
+    "reward": "weights of its parts",
+    "roles": "the slot whose model plays each role, and its tools",
+    "society.graph": "who works, and in which order",
+}
+"""Sections that are listed as one row."""
 MISSING = object()
 
 
@@ -56,15 +61,22 @@ def _row(key: Key) -> Row:
 
 
 def _first_of_each(config: Config) -> Iterator[Row]:
-    """The keys that exist with the defaults. An entry like an earlier one of its table is one row: what differs."""
+    """The keys that exist with the defaults. An entry like an earlier one of its table is one row: what differs.
+
+    Left out is what an earlier phase has too, with the same default and meaning, and an algorithm that names its phase.
+    """
     hidden, values, entries = absent(config), effective(config), dict(_entries(config))
-    whole = {path: f"as {earlier}" for path, earlier in entries.items() if earlier} | WEIGHTS
-    shown: set[str] = set()
+    whole = {path: f"as {earlier}" for path, earlier in entries.items() if earlier and not within(path, WHOLE)} | WHOLE
+    shown: set[object] = set()
     for key in keys(config):
         path = within(key.name, whole)
         if path is None:
-            if within(key.name, hidden) is None:
-                yield _row(key)
+            row = _row(key)
+            *_, section, name = ["", *key.name.split(".")]
+            alike = (name, *row[1:])
+            if within(key.name, hidden) is None and alike not in shown and key.default != section:
+                shown.add(alike)
+                yield row
         elif path not in shown:
             shown.add(path)
             entry, earlier = _at(values, path), _at(values, entries[path]) if entries.get(path) else {}

@@ -20,6 +20,8 @@ SECRET_KEY = re.compile(r"api_?key|token$|secret|passw|credential", re.IGNORECAS
 ALIKE = 0.7
 """How alike the last part of an unknown key and that of a valid one must be for it to be named."""
 
+ADDED = "added to the default"
+"""Metadata of a mapping whose settings are added to its default. Of any other mapping they replace it."""
 _PLAIN_NAMES: dict[Any, str] = {
     type(None): "null",
     str: "text",
@@ -162,8 +164,9 @@ def validate(tree: Tree, settings: Mapping[str, Setting], context: Mapping[str, 
         ConfigError: a wrong type or value; names the key, the value, the place and what is allowed.
     """
     nested = tree.model_dump(mode="json")
-    mappings = _mappings(keys(tree))
-    for mapping in {within(key, mappings) for key in settings}:
+    table = [*keys(tree)]
+    mappings, added = _mappings(table), {key.name for key in table if ADDED in key.field.metadata}
+    for mapping in {within(key, mappings - added) for key in settings}:
         if mapping is not None:
             _put(nested, mapping, {})  # One that is set takes nothing from the defaults.
     for key, setting in settings.items():
@@ -171,11 +174,13 @@ def validate(tree: Tree, settings: Mapping[str, Setting], context: Mapping[str, 
             json.dumps(setting.value, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{key} {setting.place} is neither text, finite number, list nor true/false") from error
-        _put(nested, key, {} if setting.value is None and key in mappings else setting.value)
+        value = {} if setting.value is None and key in mappings else setting.value
+        if value != {} or not within(key, added):
+            _put(nested, key, value)
     try:
         return type(tree).model_validate_json(json.dumps(nested), strict=True, context=context)
     except ValidationError as error:
-        raise _explain(error, settings, {key.name: key.type for key in keys(tree)}) from error
+        raise _explain(error, settings, {key.name: key.type for key in table}) from error
 
 
 def _put(nested: dict[str, Any], key: str, value: Any) -> None:
@@ -253,7 +258,8 @@ def check_keys(
     Args:
         names_elsewhere: The last part of our key by the name that other software gives to the same thing.
         options: The option of a command by the key that somebody may take it for.
-        gone: What became of a key, or of all keys of a section, of an earlier version.
+        gone: What became of a key, or section, of an earlier version. It may hold `{above}`, the key's section, and
+            `{value}`; the key may have * for a name that users choose.
 
     Raises:
         ConfigError: an unknown key, with the nearest valid one; a value for a section; a section for a value.
@@ -276,10 +282,22 @@ def check_keys(
         else:
             if key in options:
                 raise ConfigError(f"unknown key {key} {setting.place}: it is no setting but {options[key]}")
-            if old := within(key, gone):
-                raise ConfigError(f"unknown key {key} {setting.place}: {gone[old]}")
+            if became := _became(key, setting.value, gone, names, names_elsewhere):
+                raise ConfigError(f"unknown key {key} {setting.place}: {became}")
             raise ConfigError(_unknown(key, setting, names, names_elsewhere))
     return checked
+
+
+def _became(
+    key: str, value: Any, gone: Mapping[str, str], names: Container[str], elsewhere: Mapping[str, str]
+) -> str | None:
+    """What became of a key of an earlier version; None if there was none, or its section lacks what replaced it."""
+    above, _, last = key.rpartition(".")
+    old = within(key, gone) or within(re.sub(r"^(\w+)\.\w+", r"\1.*", f"{above}.{elsewhere.get(last, last)}"), gone)
+    new = re.match(r".*\{above\}\.(\w+)", gone[old]) if old else None
+    if old is None or (new and f"{above}.{new[1]}" not in names):
+        return None
+    return gone[old].format(above=above, value=_shown(key, value))
 
 
 def overlay(below: Mapping[str, Setting], above: Mapping[str, Setting]) -> dict[str, Setting]:

@@ -36,9 +36,8 @@ DEFAULT: Mapping[str, Mapping[str, Any]] = {
         "n": 8,
         "curriculum": "pass_rate",
         "lr": 2.5e-4,
-        "norm_adv_by_std_in_grpo": False,
         "ppo_mini_batch_size": 32,
-        "ppo_epochs": 2,
+        "verl": {"actor": {"ppo_epochs": 2}, "algorithm": {"norm_adv_by_std_in_grpo": False}},
     },
     "design": {
         "algorithm": "ppo",

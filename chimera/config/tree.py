@@ -11,15 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from chimera.config.loader import ConfigSection, When, check_keys, effective, overlay, validate, without_effect
 from chimera.config.names_elsewhere import GONE, NAMES, OF_RUN, OPTIONS
-from chimera.config.pipeline import (
-    DEFAULT,
-    SETTINGS_OF,
-    PhaseSettings,
-    Pipeline,
-    PlainPhase,
-    SettingsOf,
-    algorithm_of,
-)
+from chimera.config.pipeline import DEFAULT, SETTINGS_OF, PhaseSettings, Pipeline, PlainPhase, SettingsOf, algorithm_of
 from chimera.config.roles import DECIDER, GRADING, JUDGE, RolesConfig, expand
 from chimera.config.sections.cluster import ClusterConfig
 from chimera.config.sections.data import DataConfig
@@ -95,6 +87,8 @@ class Config(ConfigSection):
         for name, model in self.models.items():
             if model.like is not None and model.like not in self.models:
                 raise ValueError(f"models.{name}.like is {model.like!r}, {_near(model.like, self.models)}")
+        if self.gate.tasks == 1:
+            raise ValueError("gate.tasks is 1, but one task gives no interval: set 0 or at least 2")
         if self.rollouts.on == "ray" and self.cluster.address is None:
             raise ValueError("rollouts.on=ray needs a Ray cluster: set cluster.address=HOST:PORT or auto")
         judge = self.roles.Judge.model

@@ -29,6 +29,8 @@ SETTINGS: Mapping[str, str] = {
     "XDG_CACHE_HOME": "folder of caches (default ~/.cache): smollm2 and converted GGUF files are kept there",
     "HF_HUB_OFFLINE": "1 keeps the Hugging Face libraries off the network: what is in HF_HOME has to do",
     "LITELLM_LOCAL_MODEL_COST_MAP": "set to True unless you set it: LiteLLM then starts without asking the network",
+    "WANDB_PROJECT": "name of the project at Weights & Biases (default chimera)",
+    "WANDB_ENTITY": "team or user at Weights & Biases; the key's own without it",
     "WANDB_BASE_URL": "address of a Weights & Biases server of your own",
     "OMP_WAIT_POLICY": "set to PASSIVE unless you set it: waiting threads then leave the cores to other processes",
     "RAY_TMPDIR": "folder of Ray's notes on this machine's clusters; set to the system's unless you set it",

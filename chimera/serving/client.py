@@ -50,7 +50,6 @@ class Endpoint:
     api_key: str = field(repr=False)
     structured: Literal["always", "final", "never"] = "always"
     temperature: float = 1.0
-    top_p: float = 1.0
     max_tokens: int = 768
     timeout_s: float = 60.0
     max_completion_tokens: int | None = None
@@ -195,7 +194,7 @@ class HttpModel:
             "model": endpoint.model,
             "messages": list(messages),
             "temperature": endpoint.temperature,
-            "top_p": endpoint.top_p,
+            "top_p": 1.0,
         }
         if endpoint.max_completion_tokens is None:
             request["max_tokens"] = endpoint.max_tokens

@@ -369,12 +369,7 @@ class ServerProcess:
         """Call one of the server's own routes; returns what it answered, or raises ModelError if it has ended."""
         try:
             return httpx.request(
-                method,
-                self.url + path,
-                json=body,
-                headers=self._headers,
-                timeout=SWAP_TIMEOUT_S,
-                trust_env=False,
+                method, self.url + path, json=body, headers=self._headers, timeout=SWAP_TIMEOUT_S, trust_env=False
             )
         except httpx.HTTPError as error:
             raise ModelError(
@@ -428,7 +423,6 @@ def _endpoint(base_url: str, name: str, api_key: str, model: ModelConfig) -> End
         api_key=api_key,
         structured=model.sends_schema,
         temperature=model.temperature,
-        top_p=model.top_p,
         max_tokens=model.max_tokens,
         timeout_s=model.timeout_s,
         **model.request_fields,

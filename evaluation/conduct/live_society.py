@@ -137,12 +137,12 @@ class LiveSociety:
         Raises:
             RoleError: A role failed or ran out of time; the message names it.
         """
-        log = SourceLog(self._library.toolbox)
-        endpoints = answering(self.servers.endpoints, self._config, self._config.evaluation.temperature)
-        model = HttpModel(endpoints, pause_s=self._config.rollouts.pause_s)
-        slots = self._config.roles.slots()
+        config, log = self._config, SourceLog(self._library.toolbox)
+        endpoints = answering(self.servers.endpoints, config, config.evaluation.temperature)
+        model = HttpModel(endpoints, pause_s=config.rollouts.pause_s)
+        slots, limit = config.roles.slots(), config.rollouts.timeout_s
         judge = Judge(model, slots[JUDGE])
-        society = Society(model, log, self._config.society, self._config.roles, evaluate=judge.evaluate)
+        society = Society(model, log, config.society, config.roles, evaluate=judge.evaluate, timeout_s=limit)
         desk = _Desk(self._config, self._library, log, brief)
         where = None
         async with AsyncExitStack() as stack:

@@ -42,8 +42,8 @@ def studio_graph(config: Config) -> Graph:
     servers = running.enter_context(serve(config.used(), config.serving, secrets, log_file=log))
     endpoints = answering(servers.endpoints, config, config.evaluation.temperature)
     model = HttpModel(endpoints, pause_s=config.rollouts.pause_s)
-    judge = Judge(model, config.slot(JUDGE)).evaluate
-    return Society(model, tools, config.society, config.roles, evaluate=judge).standing(briefs(data))
+    judge, limit = Judge(model, config.slot(JUDGE)).evaluate, config.rollouts.timeout_s
+    return Society(model, tools, config.society, config.roles, evaluate=judge, timeout_s=limit).standing(briefs(data))
 
 
 def briefs(data: Dataset) -> Callable[[str], Brief]:

@@ -18,8 +18,8 @@ from evaluation.scores.judge import Judge
 async def rollout_finding(config: Config, model: Model, tools: Tools, brief: Brief) -> Probed:
     """Whether the society reaches a decision, with its calls, tool calls, tokens and time."""
     calls: list[CallRecord] = []
-    judge = Judge(model, config.slot(JUDGE)).evaluate
-    society = Society(model, tools, config.society, config.roles, evaluate=judge, observe=calls.append)
+    judge, limit = Judge(model, config.slot(JUDGE)).evaluate, config.rollouts.timeout_s
+    society = Society(model, tools, config.society, config.roles, evaluate=judge, observe=calls.append, timeout_s=limit)
     started = time.perf_counter()
     try:
         state = await society.run(brief, config.seed)

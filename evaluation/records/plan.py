@@ -190,8 +190,7 @@ def choose_tasks(dataset: Dataset, split: Split, config: Config, limit: int | No
     if split == "test":
         first, others = [], list(dataset.test)
     else:
-        usual = config.gate.enabled and config.gate.tasks <= len(dataset.validation)
-        first = gate_tasks(dataset, config) if usual else []
+        first = gate_tasks(dataset, config) if config.gate.tasks <= len(dataset.validation) else []
         chosen = {task.id for task in first}
         others = [task for task in dataset.validation if task.id not in chosen]
     random.Random(f"{config.seed}/{split}").shuffle(others)

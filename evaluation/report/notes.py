@@ -89,7 +89,7 @@ def notes(study: Study) -> list[str]:
             "The judge that gives the reward's six criteria is a deterministic rubric, not a language model: what "
             "training gains in them is what the rubric can see."
         )
-    if plan.split == "val" and config.gate.enabled and any(stage.policies for stage in plan.stages):
+    if plan.split == "val" and config.gate.tasks and any(stage.policies for stage in plan.stages):
         sentences.append(
             "The gate decided on validation tasks of this split whether a policy stayed live, so the stages that are "
             "left are a little favoured by it: --split test has tasks that no decision used. On pairs that the gate "

@@ -80,6 +80,7 @@ class RolloutMaker:
             evaluate=Judge(self, config.judge_of).evaluate,
             operation=self._operation,
             observe=self._observe,
+            timeout_s=config.rollouts.timeout_s,
         )
 
     async def make(

@@ -151,10 +151,10 @@ async def test_numbers_are_resolved_before_anybody_else_reads_them(society_kit):
     assert results == [{"id": "q", "sentences": {"1": "We asked 80 adults.", "2": FIRST, "3": SECOND}}]
 
 
-@pytest.mark.parametrize(("refiner", "seen"), [("reads", [{"id": "q", "text": TEXT}]), ("trusts", None)])
-async def test_the_refiner_reads_the_passages_that_the_juniors_found(society_kit, refiner, seen):
+@pytest.mark.parametrize(("most", "seen"), [(1200, [{"id": "q", "text": TEXT}]), (0, None)])
+async def test_the_refiner_reads_the_passages_that_the_juniors_found(society_kit, most, seen):
     model, toolbox = juniors_read(society_kit, TRUE)
-    await society_kit.make(model, toolbox, quotes="free", refiner=refiner).run(society_kit.brief)
+    await society_kit.make(model, toolbox, quotes="free", refiner_max_chars=most).run(society_kit.brief)
     payload = json.loads(model.of("HypothesisRefiner")[0].messages[1]["content"])
     assert payload.get("sources") == seen
 

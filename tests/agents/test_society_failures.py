@@ -106,8 +106,8 @@ class Overdue(Hanging):
 @pytest.mark.parametrize("role", ["Neurologist", "ProtocolDesigner"])
 async def test_a_role_that_takes_too_long_fails_and_its_model_call_is_cancelled(society_kit, role, how):
     hanging = Overdue()
-    society = society_kit.make(society_kit.Model(**{role: [hanging]}), node_timeout_s=3600, node_retries=3)
-    with refused(RoleError, role, "3600 s", "society.node_timeout_s") as caught:
+    society = society_kit.make(society_kit.Model(**{role: [hanging]}), timeout_s=6000, node_retries=3)
+    with refused(RoleError, role, "3600 s", "rollouts.timeout_s") as caught:
         await (society.run(society_kit.brief) if how == "run" else drain(society.stream(society_kit.brief)))
     assert caught.value.role == role
     assert hanging.cancelled.is_set()

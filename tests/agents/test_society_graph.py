@@ -136,7 +136,7 @@ async def test_juniors_work_at_the_same_time(society_kit):
         return society_kit.answers["Geneticist"]
 
     model = society_kit.Model(**{name: [wait_for_the_others] for name in JUNIORS})
-    state = await society_kit.make(model, node_timeout_s=3600).run(society_kit.brief)
+    state = await society_kit.make(model, timeout_s=6000).run(society_kit.brief)
     assert len(state["initial_hypotheses"]) == 3
 
 

@@ -49,7 +49,6 @@ def start_training(scripted_openai, tmp_path_factory):
         "runs_dir": str(folder),
         "models": dict.fromkeys(("junior", "supervisor", "senior"), endpoint),
         "rollouts": {"concurrency": 2, "timeout_s": 3600, "exploration": 0.0},
-        "society": {"node_timeout_s": 3600},
         "data": {"size": 50},
         "gather": {"tasks": 4},
         "wandb": {"mode": "disabled"},

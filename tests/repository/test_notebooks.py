@@ -145,7 +145,7 @@ def run(scripted_openai, society_kit, tmp_path_factory):
         "data.size=40",
         "gate.tasks=4",
         "society.quotes=free",
-        "society.refiner=trusts",
+        "society.refiner_max_chars=0",
         "evaluation.resamples=200",
     ]
     config = load_config(None, [*models, *names, *few, f"runs_dir={runs}"])

@@ -170,7 +170,7 @@ def review(severity):
 
 SOCIETY_ANSWERS["Statistician"] = {"sample_size": 77, "reason": "power"}
 model = ScriptedSocietyModel(PeerReviewer=[review("CRITICAL")], SafetyOfficer=[APPROVAL, review("MAJOR")])
-config = SocietyConfig(quotes="free", refiner="trusts")
+config = SocietyConfig(quotes="free", refiner_max_chars=0)
 society = Society(model, FakeToolbox(), config, RolesConfig(), evaluate=evaluate)
 state = asyncio.run(society.run(Brief("1", "Does it help?", ()), 0))
 visits = [len(model.of(role)) for role in ("HypothesisRefiner", "Statistician", "ProtocolDesigner")]

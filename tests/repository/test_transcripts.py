@@ -29,7 +29,7 @@ CODES = {
 """Exit codes other than 0, by a part of the command."""
 WIDE = ["gate.margin=9", "gate.margin_alignment=0.99"]
 """The page exports what a gate of 12 tasks kept, which depends on what a server answers together."""
-SETTINGS = {"ask": ["society.node_timeout_s=600"], "chimera.train": ["rollouts.concurrency=2", *WIDE]}
+SETTINGS = {"ask": ["rollouts.timeout_s=1000"], "chimera.train": ["rollouts.concurrency=2", *WIDE]}
 """What a busy machine needs, by the command's word."""
 DEAD = "models: {junior: {kind: endpoint, model: x, base_url: 'http://127.0.0.1:9/v1', api_key_env: null}}\n"
 CALLS = {

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.whole
 
 def gather(runs_dir, url, *settings):
     few = ("--name", "mine", "--phases", "gather", "gather.tasks=5", "wandb.mode=disabled", f"runs_dir={runs_dir}")
-    few += ("society.quotes=free", "society.refiner=trusts", "rollouts.concurrency=2")
+    few += ("society.quotes=free", "society.refiner_max_chars=0", "rollouts.concurrency=2")
     command = [sys.executable, "-m", "chimera.train", *few, *endpoints(url), *settings]
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=os.environ | {"NO_COLOR": "1"})
     return done.returncode, done.stdout + done.stderr
@@ -34,7 +34,7 @@ def scripted(scripted_openai):
 @pytest.mark.parametrize("name", DIALECTS)
 def test_a_question_is_answered(scripted, name, tmp_path, capsys):
     with speaking(scripted, DIALECTS[name]()) as dialect:
-        settings = ("society.quotes=free", "society.refiner=trusts", f"runs_dir={tmp_path}")
+        settings = ("society.quotes=free", "society.refiner_max_chars=0", f"runs_dir={tmp_path}")
         assert ask("--task", "generated-0-5", *endpoints(scripted.url), *settings) == 0
     shown = capsys.readouterr()
     assert dialect.thoughts
@@ -60,14 +60,12 @@ def test_a_rate_limit_pauses_the_run_and_costs_no_rollout(scripted, tmp_path):
     until = []
 
     def limit(_request):
-        until[:] = until or [time.time() + 8]
+        until[:] = until or [time.time() + 10]
         date = formatdate(until[0] + 1, usegmt=True)
         return (429, "slow down", ("Retry-After", date)) if time.time() < until[0] else None
 
     scripted.hooks.insert(0, limit)
-    code, shown = gather(
-        tmp_path, scripted.url, "rollouts.timeout_s=6", "society.node_timeout_s=5", "rollouts.retries=0"
-    )
+    code, shown = gather(tmp_path, scripted.url, "rollouts.timeout_s=9", "rollouts.retries=0")
     assert code == 0, shown
     assert [record["status"] for record in Run.open("mine", tmp_path).rollouts("gather")] == ["succeeded"] * 5
     (line,) = [line for line in shown.splitlines() if "slow down" in line]

@@ -55,7 +55,7 @@ class FakeLab:
     """The second judge."""
 
     def __init__(self, folder, rewards, *overrides):
-        few = ["gate.tasks=12"] if "gate.enabled=false" not in overrides else []
+        few = ["gate.tasks=12"] if "gate.tasks=0" not in overrides else []
         small = ["data.size=60", *few]
         self.config = load_config(None, [*small, *overrides, f"runs_dir={folder}"])
         self.dataset = load(self.config.data)
@@ -236,7 +236,7 @@ async def test_no_power_is_told_where_no_answer_changed(tmp_path):
 
 
 async def test_without_the_gate_everything_goes_live_unseen(tmp_path):
-    lab = FakeLab(tmp_path, {}, "gate.enabled=false")
+    lab = FakeLab(tmp_path, {}, "gate.tasks=0")
     with lab.run:
         one = gate.Gate(lab)
         await one.open()

@@ -19,7 +19,7 @@ SMALL = [
     *(
         "data.size=60",
         "rollouts.concurrency=2",
-        "gate.enabled=false",
+        "gate.tasks=0",
         "gather.tasks=8",
         "bandit.tasks=2",
         "bandit.min_events=2",

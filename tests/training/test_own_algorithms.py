@@ -20,8 +20,7 @@ PIPELINE = """
 data: {size: 60}
 models: {refiner: {like: senior}}
 roles: {HypothesisRefiner: {model: refiner}}
-rollouts: {concurrency: 2, timeout_s: 3600}
-society: {node_timeout_s: 3600}
+rollouts: {concurrency: 2, timeout_s: 6000}
 gate: {tasks: 2}
 wandb: {mode: disabled}
 pipeline:

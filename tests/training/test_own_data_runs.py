@@ -12,7 +12,7 @@ from chimera.run.policies import live
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 REPOSITORY = Path(__file__).parents[2]
-SMALLER = ["rollouts.concurrency=2", "wandb.mode=disabled", "gate.enabled=false"]
+SMALLER = ["rollouts.concurrency=2", "wandb.mode=disabled", "gate.tasks=0"]
 TASKS = {"own_csv": "T002", "medqa": "row-43fe492c4b13", "review": "review-0-5"}
 QUICK = ["evaluation.resamples=20", "evaluation.self_consistency=false"]
 

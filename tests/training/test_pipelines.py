@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 SMALL = """
 data: {size: 60}
 rollouts: {concurrency: 2}
-gate: {enabled: false}
+gate: {tasks: 0}
 wandb: {mode: disabled}
 evaluation: {resamples: 200, self_consistency: false}
 """

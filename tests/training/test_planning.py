@@ -87,7 +87,9 @@ def measured(folder, settings):
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("options", [{}, {"adv_estimator": "gae", "use_kl_loss": True, "critic_warmup": 0}])
+@pytest.mark.parametrize(
+    "options", [{}, {"adv_estimator": "gae", "verl": {"actor": {"use_kl_loss": True}}, "critic_warmup": 0}]
+)
 def test_the_memory_and_checkpoint_of_an_update_are_as_computed(tmp_path, options):
     """Four calls of 256 tokens fill one micro-batch, with a model whose numbers outweigh what libraries take."""
     settings = {"ppo_max_token_len_per_gpu": 1024, "ppo_mini_batch_size": 4, **options}

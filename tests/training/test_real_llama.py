@@ -53,7 +53,7 @@ def command(folder, url, module, *arguments):
     config = folder / "llama.yaml"
     config.write_text(
         f"models: {{junior: {{kind: endpoint, base_url: '{url}', model: nano, api_key_env: null, timeout_s: 600}}}}\n"
-        "society: {node_timeout_s: 1800}\nrollouts: {concurrency: 4, timeout_s: 3600}\nwandb: {mode: disabled}\n"
+        "rollouts: {concurrency: 4, timeout_s: 3600}\nwandb: {mode: disabled}\n"
     )
     words = [sys.executable, "-m", module, "--config", str(config), *arguments]
     return subprocess.run(words, capture_output=True, text=True, cwd=REPOSITORY, check=False)

@@ -35,9 +35,8 @@ KEY = "a-key-of-this-test-only"
 REPOSITORY = Path(__file__).parents[2]
 PATIENT = """
 data: {size: 80}
-society: {node_timeout_s: 3600}
-rollouts: {concurrency: 2, timeout_s: 3600}
-gate: {enabled: false}
+rollouts: {concurrency: 2, timeout_s: 6000}
+gate: {tasks: 0}
 wandb: {mode: disabled}
 """
 SETTINGS = f"""{PATIENT}
@@ -229,7 +228,7 @@ def test_the_shipped_endpoint_file_gathers_with_tool_calls_from_a_vllm_server(tm
             [
                 *(sys.executable, "-m", "chimera.train", "--config", str(REPOSITORY / "configs" / "endpoint.yaml")),
                 *("--name", "endpoint", "--phases", "gather", f"runs_dir={tmp_path}", "wandb.mode=disabled"),
-                *("data.size=60", "gather.tasks=8", "society.node_timeout_s=3600", "rollouts.timeout_s=3600"),
+                *("data.size=60", "gather.tasks=8", "rollouts.timeout_s=6000"),
                 *(f"models.{slot}.base_url={url}/v1" for slot in ("junior", "senior")),
                 *(f"models.{slot}.model=nano" for slot in ("junior", "senior")),
                 *(f"models.{slot}.api_key_env=OPENAI_API_KEY" for slot in ("junior", "senior")),

@@ -21,15 +21,6 @@ class BanditSettings(PhaseSettings):
         description="learn rewards as logged, weighted by inverse propensity, or doubly robust; hindsight: also what "
         "the hypotheses that were not chosen would have earned by the label",
     )
-    hashed_features: int = Field(
-        default=256, ge=0, le=4096, description="dimensions for hashed text; 0 leaves text out"
-    )
-    prior_variance: Annotated[float, When.equal("policy", "thompson")] = Field(
-        default=0.3, gt=0, le=1e9, description="thompson: prior variance of each weight"
-    )
-    noise_variance: Annotated[float, When.equal("policy", "thompson")] = Field(
-        default=0.25, gt=0, le=1e9, description="thompson: variance of a reward around its mean"
-    )
     lr: Annotated[float, When.equal("policy", "logistic")] = Field(
         default=0.05, gt=0, le=10, description="logistic: learning rate"
     )

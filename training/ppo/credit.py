@@ -81,7 +81,7 @@ def sub_goals(rollout: RewardedCalls, place: int) -> float:
     call, settings = rollout.calls[place], rollout.settings
     amount = rollout.own(call) + settings.sub_goal_weight * share_reached(call)
     later = sum(other.outcome for other in rollout.calls[place + 1 :])
-    return amount + settings.gamma**later * rollout.rest
+    return amount + settings.verl_values.algorithm.gamma**later * rollout.rest
 
 
 def counterfactual(rollout: RewardedCalls, place: int) -> float:

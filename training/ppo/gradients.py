@@ -141,7 +141,7 @@ def _line(run: Run, call: _LearnedCall, models: CallGradients, texts: Sequence[s
     if before is None and after is None:
         return (
             "gradient: the run has kept neither the weights before the update nor those after it; a run with a larger "
-            "max_actor_ckpt_to_keep keeps more of them"
+            "verl.trainer.max_actor_ckpt_to_keep keeps more of them"
         )
     parts: list[str] = []
     for when, folder in (("before", before), ("after", after)):

@@ -37,8 +37,8 @@ class PpoLoop:
     def __init__(self, plan: PhasePlan, settings: PpoSettings, bench: Bench) -> None:
         self._plan = plan
         self._bench = bench
-        self._settings = settings
-        self._checkpoints = Checkpoints(bench.run, plan, settings.max_actor_ckpt_to_keep)
+        self._settings, self._trainer = settings, settings.verl_values.trainer
+        self._checkpoints = Checkpoints(bench.run, plan, self._trainer.max_actor_ckpt_to_keep)
         self._first_weights = bench.weights(settings.start or plan.slot)
         self._learner = Learner(plan, settings, bench, self._first_weights)
         self._progress = Progress()
@@ -104,10 +104,10 @@ class PpoLoop:
             await self._publish(Policy.made("weights", self._plan.slot, f"{self._plan.name}-{step}"))
             clock.stop("publish")
         self._count(taken, step)
-        if self._settings.test_freq > 0 and step % self._settings.test_freq == 0:
+        if self._trainer.test_freq > 0 and step % self._trainer.test_freq == 0:
             metrics |= await self._validate(step)
             clock.stop("testing")
-        if step % self._settings.save_freq == 0 or step == self._settings.steps:
+        if step % self._trainer.save_freq == 0 or step == self._settings.steps:
             await self._learner.save(self._write_checkpoint)
             clock.stop("save_checkpoint")
         metrics |= clock.seconds()

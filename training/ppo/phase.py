@@ -66,7 +66,7 @@ class Ppo:
                     f"{plan.name}.tasks_per_step={settings.tasks_per_step}, but there are {len(dataset.train)} "
                     "training tasks: ask for fewer"
                 )
-        if settings.test_freq > 0 and settings.test_tasks > len(dataset.validation):
+        if settings.verl_values.trainer.test_freq > 0 and settings.test_tasks > len(dataset.validation):
             raise ConfigError(
                 f"{plan.name}.test_tasks={settings.test_tasks}, but there are {len(dataset.validation)} "
                 "validation tasks: ask for fewer, or raise data.validation_share"

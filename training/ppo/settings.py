@@ -3,14 +3,66 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from chimera.config.loader import When
+from chimera.config.loader import ADDED, When
 from training.learning.groups import BranchSettings
 from training.ppo.curriculum import Order
 
 Credit = Literal["broadcast", "calls", "return_to_go", "sub_goals", "counterfactual"]
 OF_ROLLOUTS, OF_CRITIC = When.unset("states"), When.equal("adv_estimator", "gae")
+OF_VALIDATION = When(
+    "verl", lambda verl: VerlValues.model_validate(verl).trainer.test_freq > 0, "with trainer.test_freq above 0"
+)
+
+
+class _Values(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
+
+
+class _ActorValues(_Values):
+    ppo_epochs: int = Field(default=1, ge=1, le=1000)
+    clip_ratio_low: float = Field(default=0.2, gt=0, lt=1)
+    clip_ratio_high: float = Field(default=0.28, gt=0, le=100)
+    entropy_coeff: float = Field(default=0.0, ge=0, le=1000)
+    use_kl_loss: bool = False
+    kl_loss_coef: float = Field(default=0.001, ge=0, le=1000)
+    kl_loss_type: Literal["kl", "abs", "mse", "low_var_kl"] = "low_var_kl"
+    loss_agg_mode: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"] = "token-mean"
+
+
+class _CriticValues(_Values):
+    cliprange_value: float = Field(default=0.5, gt=0, le=1e9)
+
+
+class _OptimValues(_Values):
+    clip_grad: float = Field(default=1.0, gt=0, le=1e9)
+
+
+class _AlgorithmValues(_Values):
+    gamma: float = Field(default=1.0, gt=0, le=1)
+    lam: float = Field(default=0.95, ge=0, le=1)
+    norm_adv_by_std_in_grpo: bool = True
+
+
+class _TrainerValues(_Values):
+    save_freq: int = Field(default=1, ge=1, le=1_000_000)
+    test_freq: int = Field(default=-1, ge=-1, le=1_000_000)
+    max_actor_ckpt_to_keep: int = Field(default=1, ge=1, le=10_000)
+
+
+class VerlValues(_Values):
+    """What Chimera reads of VeRL's configuration, or has defaults of its own for; a phase's `verl` overrides them."""
+
+    actor: _ActorValues = _ActorValues()
+    critic: _CriticValues = _CriticValues()
+    optim: _OptimValues = _OptimValues()
+    algorithm: _AlgorithmValues = _AlgorithmValues()
+    trainer: _TrainerValues = _TrainerValues()
+
+
+DEFAULTS: Mapping[str, Mapping[str, Any]] = VerlValues().model_dump()
+"""The same, by part."""
 
 
 class PpoSettings(BranchSettings):
@@ -64,61 +116,22 @@ class PpoSettings(BranchSettings):
         le=1_000_000,
         description="calls per optimiser step; the calls of an online step (about 80 by default) are split evenly",
     )
-    ppo_epochs: int = Field(default=1, ge=1, le=1000, description="passes over a step's calls")
     ppo_max_token_len_per_gpu: int = Field(default=8192, ge=64, le=100_000_000, description="tokens of one micro-batch")
-    clip_ratio_low: float = Field(default=0.2, gt=0, lt=1, description="clip range below 1 of the probability ratio")
-    clip_ratio_high: float = Field(
-        default=0.28, gt=0, le=100, description="clip range above 1 of the probability ratio"
-    )
-    grad_clip: float = Field(default=1.0, gt=0, le=1e9, description="largest gradient norm")
-    entropy_coeff: float = Field(default=0.0, ge=0, le=1000, description="weight of the entropy bonus")
-    use_kl_loss: bool = Field(
-        default=False, description="add the KL divergence to the phase's first weights to the loss"
-    )
-    kl_loss_coef: Annotated[float, When.set("use_kl_loss")] = Field(
-        default=0.001, ge=0, le=1000, description="weight of that KL divergence"
-    )
-    kl_loss_type: Annotated[Literal["kl", "abs", "mse", "low_var_kl"], When.set("use_kl_loss")] = Field(
-        default="low_var_kl", description="VeRL's estimator of that KL divergence"
-    )
-    loss_agg_mode: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"] = Field(
-        default="token-mean", description="how token losses become one number"
-    )
-    norm_adv_by_std_in_grpo: Annotated[bool, When.equal("adv_estimator", "grpo")] = Field(
-        default=True, description="grpo: divide by the group's standard deviation (false is Dr. GRPO)"
-    )
-    gamma: float = Field(default=1.0, gt=0, le=1, description="discount per token")
-    lam: Annotated[float, OF_CRITIC] = Field(default=0.95, ge=0, le=1, description="gae: lambda")
     critic_lr: Annotated[float, OF_CRITIC] = Field(
         default=1e-3, gt=0, le=10, description="gae: learning rate of the critic"
     )
     critic_warmup: Annotated[int, OF_CRITIC] = Field(
         default=1, ge=0, le=1_000_000, description="gae: first steps that train the critic only"
     )
-    cliprange_value: Annotated[float, OF_CRITIC] = Field(
-        default=0.5, gt=0, le=1e9, description="gae: clip range of the value loss"
+    lora_rank: int = Field(
+        default=0, ge=0, le=4096, description="rank of LoRA adapters, merged when saved; 0 trains all weights"
     )
-    lora_rank: int = Field(default=0, ge=0, le=4096, description="rank of LoRA adapters; 0 trains all weights")
     lora_alpha: Annotated[int, When.set("lora_rank")] = Field(
         default=32, ge=1, le=1_000_000, description="scale of LoRA adapters"
     )
-    test_freq: int = Field(
-        default=-1, ge=-1, le=1_000_000, description="validate every so many steps; -1 only when the phase has ended"
+    test_tasks: Annotated[int, OF_VALIDATION] = Field(
+        default=20, ge=1, le=1_000_000, description="validation tasks each time"
     )
-    test_tasks: Annotated[int, When("test_freq", lambda steps: steps > 0, "above 0")] = Field(
-        default=20, ge=1, le=1_000_000, description="validation tasks for it"
-    )
-    save_freq: int = Field(
-        default=1, ge=1, le=1_000_000, description="checkpoint every so many steps (and after the last)"
-    )
-    reread: int = Field(
-        default=32,
-        ge=0,
-        le=1_000_000,
-        description="calls of an update whose tokens are read once more after it, so that chimera.trace shows how "
-        "likely they are then; 0 saves this time",
-    )
-    max_actor_ckpt_to_keep: int = Field(default=1, ge=1, le=10_000, description="checkpoints to keep, the newest")
     step_timeout_s: Annotated[float, OF_ROLLOUTS] = Field(
         default=300.0, gt=0, le=604_800, description="seconds to wait for one step's rollouts"
     )
@@ -152,10 +165,27 @@ class PpoSettings(BranchSettings):
     rollout_is_threshold: Annotated[float, When.set("ahead")] = Field(
         default=2.0, gt=0, le=1e6, description="ahead: importance weights above it are cut off to it"
     )
-    verl: dict[str, Any] = Field(
+    verl: Annotated[dict[str, Any], ADDED] = Field(
         default={},
-        description="more of VeRL's configuration, by actor, critic, engine, optim, model and algorithm",
+        description="more of VeRL's configuration, by actor, critic, engine, optim, model, algorithm and trainer, such "
+        "as {actor: {clip_ratio_high: 0.28, use_kl_loss: true}, optim: {clip_grad: 1}, trainer: {save_freq: 2}}; "
+        "what is set is added to the default",
     )
+
+    @property
+    def verl_values(self) -> VerlValues:
+        """What `verl` sets of the values that Chimera reads, and their defaults."""
+        return VerlValues.model_validate(self.verl)
+
+    @field_validator("verl")
+    @classmethod
+    def _has_valid_values(cls, value: dict[str, Any]) -> dict[str, Any]:
+        try:
+            VerlValues.model_validate(value)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise ValueError(f"{'.'.join(map(str, first['loc']))} is {first['input']!r}: {first['msg']}") from None
+        return value
 
     def needs_rollouts(self) -> bool:
         return self.states > 0 and self.tasks == 0
@@ -164,9 +194,4 @@ class PpoSettings(BranchSettings):
         return self.ahead > 0
 
     def idle(self) -> Mapping[str, str]:
-        reasons: dict[str, str] = {}
-        if not self.states:
-            reasons |= dict.fromkeys(("tasks", "value"), "states is 0, so it learns from rollouts")
-        if self.adv_estimator in ("grpo", "rloo") and (self.states or self.credit != "sub_goals"):
-            reasons["gamma"] = f"adv_estimator is {self.adv_estimator!r}, which does not discount"
-        return reasons
+        return {} if self.states else dict.fromkeys(("tasks", "value"), "states is 0, so it learns from rollouts")

@@ -75,7 +75,8 @@ def token_weights(mode: str, lengths: Sequence[int]) -> list[float]:
 
 def _objectives(batch: "Batch", settings: PpoSettings, grad_norm: float | None) -> list[Objective]:
     """The objective with the weight of each call's tokens."""
-    weights = token_weights(settings.loss_agg_mode, [len(sample.response_ids) for sample in batch.samples])
+    actor = settings.verl_values.actor
+    weights = token_weights(actor.loss_agg_mode, [len(sample.response_ids) for sample in batch.samples])
     sizes = _advantages(batch).abs() * batch.mask
     pulls = sizes * -batch.columns["old_log_probs"].clamp(max=0.0).expm1()
     loss, gradient = (
@@ -83,7 +84,7 @@ def _objectives(batch: "Batch", settings: PpoSettings, grad_norm: float | None) 
         for of_call in (sizes, pulls)
     )
     most = float(settings.verl.get("actor", {}).get("clip_ratio_c", DUAL_CLIP))
-    clip = settings.clip_ratio_low, settings.clip_ratio_high, most
+    clip = actor.clip_ratio_low, actor.clip_ratio_high, most
     return [Objective(weight, loss, gradient, grad_norm, *clip) for weight in weights]
 
 

@@ -117,8 +117,7 @@ class EvaluationConfig(ConfigSection):
         "right and the rest of the society works on, so each costs at most one more rollout; 0 examines none",
     )
     prices: dict[str, Any] = Field(
-        default={},
-        description="by logical model: [USD per million prompt tokens, USD per million completion tokens]",
+        default={}, description="by logical model: [USD per million prompt tokens, USD per million completion tokens]"
     )
     families: dict[str, Any] = Field(
         default=FAMILIES,

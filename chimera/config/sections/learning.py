@@ -1,20 +1,17 @@
 """The configuration of the gate, and of Weights & Biases."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from chimera.config.loader import ConfigSection, When
-
-SHOWN = When.unless("mode", "disabled")
+from chimera.config.loader import ConfigSection
 
 
 class GateConfig(ConfigSection):
     """The comparison after each learning phase: new policies with those live before, the base and the best stage."""
 
-    enabled: bool = Field(default=True, description="false: new policies go live without being compared first")
-    tasks: Annotated[int, When.set("enabled")] = Field(
-        default=100, ge=2, le=1_000_000, description="validation tasks, the same for all its phases"
+    tasks: int = Field(
+        default=100, ge=0, le=1_000_000, description="validation tasks, at least 2; 0: no policy is compared first"
     )
     margin: float = Field(
         default=0.1,
@@ -37,8 +34,4 @@ class WandbConfig(ConfigSection):
 
     mode: Literal["auto", "online", "offline", "disabled"] = Field(
         default="auto", description="auto: online when WANDB_API_KEY is set, offline otherwise"
-    )
-    project: Annotated[str, SHOWN] = Field(default="chimera", min_length=1, description="the project's name there")
-    entity: Annotated[str | None, SHOWN] = Field(
-        default=None, min_length=1, description="team or user; the key's own without it"
     )

@@ -24,7 +24,7 @@ def variable_name(value: str | None) -> str | None:
 
 
 OWN_SAMPLING = ("top_k", "min_p", "repetition_penalty")
-"""How tokens are drawn beside temperature and top_p; a model's makers may have named values for it."""
+"""How tokens are drawn beside temperature and top_p, in `extra_body`; a model's makers may have named values for it."""
 Precision = Literal["float32", "bfloat16"]
 """The numbers that a model computes with."""
 ENDPOINT, VLLM, WEIGHTS = (
@@ -128,25 +128,6 @@ class ModelConfig(ConfigSection):
     temperature: Annotated[float, SAMPLED] = Field(
         default=1.0, ge=0, le=2, description="sampling temperature; 0 is greedy"
     )
-    top_p: Annotated[float, SAMPLED] = Field(
-        default=1.0, gt=0, le=1, description="nucleus sampling: share of probability kept"
-    )
-    top_k: Annotated[int | None, WEIGHTS] = Field(
-        default=None, ge=0, le=1_000_000, description="likeliest tokens that are kept; 0: all; null: the model's own"
-    )
-    min_p: Annotated[float | None, WEIGHTS] = Field(
-        default=None,
-        ge=0,
-        le=1,
-        description="tokens are kept that have this share of the likeliest one's probability; null: the model's own",
-    )
-    repetition_penalty: Annotated[float | None, WEIGHTS] = Field(
-        default=None,
-        gt=0,
-        le=10,
-        description="makes tokens rarer that the prompt or the answer holds, if above 1; null: the model's own "
-        "(embedded: of its generation_config.json, as for the two above; otherwise off)",
-    )
     max_tokens: Annotated[int, SAMPLED] = Field(
         default=768, ge=1, le=1_000_000, description="longest answer, in tokens"
     )
@@ -159,8 +140,10 @@ class ModelConfig(ConfigSection):
     reasoning_effort: Annotated[str | None, ENDPOINT, OPENAI] = Field(
         default=None, min_length=1, description="endpoint: sent if it is set, such as low, medium or high"
     )
-    extra_body: Annotated[dict[str, Any], ENDPOINT, OPENAI] = Field(
-        default={}, description="endpoint: further fields of each request, such as {top_k: 20}"
+    extra_body: Annotated[dict[str, Any], SAMPLED, OPENAI] = Field(
+        default={},
+        description="further fields of each request, such as {top_p: 0.9, top_k: 20, min_p: 0.1, repetition_penalty: "
+        "1.1}; without them top_p is 1, and the others are the model's own (embedded: of its generation_config.json)",
     )
     timeout_s: Annotated[float, SAMPLED] = Field(
         default=60.0, gt=0, le=604_800, description="seconds that one model call may take"
@@ -224,12 +207,10 @@ class ModelConfig(ConfigSection):
     @property
     def request_fields(self) -> dict[str, Any]:
         """The settings of what OpenAI-compatible servers are sent beyond the usual, by their names."""
-        if self.has_weights:
-            fields = {name: getattr(self, name) for name in OWN_SAMPLING}
-            return {"extra_body": {name: value for name, value in fields.items() if value is not None}}
-        if self.kind != "endpoint" or self.provider is not None:
+        if self.provider is not None:
             return {}
-        return {name: getattr(self, name) for name in ("max_completion_tokens", "reasoning_effort", "extra_body")}
+        names = ("extra_body",) if self.has_weights else ("max_completion_tokens", "reasoning_effort", "extra_body")
+        return {name: getattr(self, name) for name in names}
 
 
 OF_VLLM = tuple(name for name, field in ModelConfig.model_fields.items() if VLLM in field.metadata)

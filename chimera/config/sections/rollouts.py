@@ -49,7 +49,7 @@ class RolloutsConfig(ConfigSection):
         "that answers to it compare. What training never uses is evaluation.auditor",
     )
     timeout_s: float = Field(
-        default=300.0, gt=0, le=604_800, description="seconds after which a rollout counts as failed"
+        default=300.0, gt=0, le=604_800, description="seconds until a rollout fails, or a role in three fifths of them"
     )
     retries: int = Field(
         default=10,

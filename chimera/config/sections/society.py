@@ -75,11 +75,11 @@ class SocietyConfig(ConfigSection):
         description="read: evidence is chosen among the sentences that a role has read; numbered: by their numbers, "
         "for long texts or servers that limit enums; free: a role writes its quotes itself",
     )
-    refiner: Annotated[Literal["reads", "trusts"], When.equal("evidence", "retrieved")] = Field(
-        default="reads", description="reads: the refiner sees the passages that the juniors found; trusts: it does not"
-    )
-    refiner_max_chars: Annotated[int, When.equal("evidence", "retrieved"), When.equal("refiner", "reads")] = Field(
-        default=1200, ge=100, le=1_000_000, description="passages that the refiner is shown, in characters altogether"
+    refiner_max_chars: Annotated[int, When.equal("evidence", "retrieved")] = Field(
+        default=1200,
+        ge=0,
+        le=1_000_000,
+        description="characters that the refiner sees of the juniors' passages; 0: none",
     )
     max_tool_calls: int = Field(
         default=2, ge=0, le=100, description="tool calls that one role may make in one turn of the society"
@@ -98,9 +98,6 @@ class SocietyConfig(ConfigSection):
     )
     confirm: tuple[Decision, ...] = Field(
         default=(), description="ask: decisions that take effect only when a person has confirmed them, such as [GO]"
-    )
-    node_timeout_s: float = Field(
-        default=180.0, gt=0, le=604_800, description="seconds that one role may take in one visit"
     )
     node_retries: int = Field(
         default=1, ge=0, le=100, description="further tries of a role after a retriable model error"

@@ -107,11 +107,7 @@ def write_background(rng: Random, subject: Subject, condition: str) -> str:
 def write_methods(rng: Random, subject: Subject, population: str, participants: int) -> str:
     """The design with its sample size, and one remark."""
     design = rng.choice(METHODS[subject.kind]).format(
-        n=participants,
-        population=population,
-        name=subject.name,
-        comparator=subject.comparator,
-        sites=rng.randint(2, 9),
+        n=participants, population=population, name=subject.name, comparator=subject.comparator, sites=rng.randint(2, 9)
     )
     return f"{design} {write_remark(rng, 1)}"
 

@@ -90,11 +90,7 @@ class ChatFormat:
         self.tool_style = replace(style or PLAIN_CALLS, marked=OPEN in control and CLOSE in control)
 
     def encode(
-        self,
-        messages: Sequence[ChatMessage],
-        tools: Sequence[Mapping[str, Any]],
-        *,
-        most: int | None = None,
+        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], *, most: int | None = None
     ) -> list[int]:
         """The prompt's token ids, ending where the assistant's turn begins.
 

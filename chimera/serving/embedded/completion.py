@@ -41,10 +41,7 @@ class TextSide:
         self.tokens = checkpoint.tokenizer.get_vocab(with_added_tokens=True)
         tags = {self.tokens.get(OPEN), self.tokens.get(CLOSE)}
         self.vocabulary = Vocabulary(
-            self.grammars.token_bytes,
-            frozenset(checkpoint.eos),
-            self.chat.special_ids - tags,
-            self.grammars.ordinary,
+            self.grammars.token_bytes, frozenset(checkpoint.eos), self.chat.special_ids - tags, self.grammars.ordinary
         )
 
 

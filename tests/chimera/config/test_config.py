@@ -34,7 +34,7 @@ def test_setting_one_key_of_a_model_keeps_that_models_other_defaults():
     ("override", "value"),
     [
         ("models.junior.temperature=1e-1", 0.1),
-        ("models.junior.top_p=1", 1.0),
+        ("models.junior.timeout_s=1", 1.0),
         ("data.levels=[1, 3]", (1, 3)),
         ("data.path=no", "no"),
         ("data.path=1:30", "1:30"),
@@ -184,4 +184,8 @@ def test_the_config_command_prints_what_is_in_effect(capsys: pytest.CaptureFixtu
 def test_a_free_mapping_takes_any_keys_below_it(tmp_path: Path):
     file = written(tmp_path, "ppo:\n  verl:\n    actor:\n      a: 1\n      b: {c: no}\n")
     config = load_config(file, ["ppo.verl.actor.a=2", "ppo.verl.optim={betas: [0.9, 0.95]}"])
-    assert config.pipeline["ppo"].verl == {"actor": {"a": 2, "b": {"c": "no"}}, "optim": {"betas": [0.9, 0.95]}}
+    added = {"actor": {"ppo_epochs": 2, "a": 2, "b": {"c": "no"}}, "optim": {"betas": [0.9, 0.95]}}
+    assert config.pipeline["ppo"].verl == {"algorithm": {"norm_adv_by_std_in_grpo": False}, **added}
+    assert load_config(file, ["ppo.verl.actor={}", "ppo.verl.actor.ppo_epochs=1"]).pipeline["ppo"].verl["actor"] == {
+        "ppo_epochs": 1
+    }

@@ -26,7 +26,7 @@ def test_a_program_reads_one_line_a_key(capsys: pytest.CaptureFixture[str]):
 @pytest.mark.parametrize(
     ("part", "names"),
     [
-        ("gate", {"gate.enabled", "gate.tasks"}),
+        ("gate", {"gate.margin", "gate.tasks"}),
         ("ppo.", {"pipeline.ppo.lr", "pipeline.ppo.verl"}),
         ("ppo.lr", {"pipeline.ppo.lr"}),
         ("lr", {"pipeline.sft.lr", "pipeline.bandit.lr"}),
@@ -64,5 +64,11 @@ def test_by_default_a_key_is_listed_once_and_only_if_it_exists(capsys: pytest.Ca
     assert "pipeline.ppo.lr" in rows
     assert rows["pipeline.design"].startswith("{")
     assert not {"models.junior.base_url", "pipeline.ppo.critic_lr", "pipeline.design.lr", "data.columns.goal"} & {*rows}
+    common = {f"pipeline.{phase}.{key}" for phase in ("sft", "ppo") for key in ("algorithm", "shared")}
+    assert common & {*rows} == {"pipeline.sft.algorithm", "pipeline.sft.shared"}
+    assert rows["roles"].startswith("{Geneticist: {model: junior, ")
+    assert {line.split()[0] for line in printed(capsys, "roles")} >= {"roles.Judge.model", "roles.Supervisor.tools"}
+    assert rows["society.graph"].startswith("{choose: select, debate: 0, ")
+    assert len(printed(capsys, "society.graph")) == 7
     (line,) = printed(capsys, "ppo.critic_lr")
     assert line.startswith("pipeline.ppo.critic_lr ")

@@ -38,7 +38,7 @@ def test_a_trial_without_a_file_has_the_sizes_of_the_defaults_lowered():
 def test_sizes_that_the_data_cannot_fill_are_named_unless_they_were_asked_for():
     trial = load_config(None, ["bandit.tasks=8"], trial=True)
     assert too_large(trial, ["bandit.tasks=8"], train=6, validation=3) == {"gate.tasks": 3, "gather.tasks": 6}
-    online = load_config(None, ["ppo.states=0", "ppo.test_freq=1"], trial=True)
+    online = load_config(None, ["ppo.states=0", "ppo.verl.trainer.test_freq=1"], trial=True)
     limits = {"gather.tasks": 6, "bandit.tasks": 6, "ppo.tasks_per_step": 6, "ppo.test_tasks": 12}
     assert too_large(online, [], train=6, validation=12) == limits
-    assert too_large(load_config(None, ["gate.enabled=false"]), [], train=1000, validation=3) == {}
+    assert too_large(load_config(None, ["gate.tasks=0"]), [], train=1000, validation=3) == {}

@@ -14,7 +14,7 @@ from chimera.run.inputs import changed_inputs, check_inputs
 from evaluation.verify.asked import AskedEvaluation, Evaluated
 from training.configuration import load_config
 
-FEW = ["gate.enabled=false", "data.validation_share=0.3", "data.test_share=0.3", "gather.tasks=6"]
+FEW = ["gate.tasks=0", "data.validation_share=0.3", "data.test_share=0.3", "gather.tasks=6"]
 
 
 def rows(flipped=False, inserted=False) -> str:

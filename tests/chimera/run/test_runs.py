@@ -138,7 +138,7 @@ def test_a_run_keeps_what_a_later_command_needs(config: Config):
     "without",
     [
         ["society.max_tool_calls=0", "society.evidence=given"],
-        ["gate.enabled=false", "wandb.mode=disabled"],
+        ["gate.tasks=0", "wandb.mode=disabled"],
     ],
 )
 def test_a_run_is_read_whatever_its_settings_leave_without_effect(tmp_path: Path, without: list[str]):

@@ -234,7 +234,7 @@ def test_a_provider_that_cannot_work_is_one_sentence_before_anything_starts(sett
         (slots(provider="anthropic", structured="always"), "a JSON schema or tools, not both"),
         (slots(provider="anthropic", reasoning_effort="low"), "models.junior.provider is 'anthropic'"),
         (slots(base_url="http://x/v1", provider_options="{a: 1}"), "models.junior.provider is null"),
-        (["models.junior.extra_body={a: 1}"], "has no effect because models.junior.kind is 'embedded'"),
+        (["models.junior.reasoning_effort=low"], "has no effect because models.junior.kind is 'embedded'"),
     ],
 )
 def test_settings_of_providers_that_cannot_work_are_refused(settings, said):
@@ -346,12 +346,17 @@ async def test_a_refusal_about_something_else_is_an_error_and_costs_no_field(mes
 
 
 async def test_the_fields_of_a_slot_are_sent():
-    fields = {"max_completion_tokens": 99, "reasoning_effort": "low", "extra_body": "{top_k: 20}"}
+    fields = {"max_completion_tokens": 99, "reasoning_effort": "low", "extra_body": "{top_k: 20, top_p: 0.9}"}
     with serve(lambda _request: "yes") as server:
         junior = load_config(None, slots(base_url=f"{server.url}/v1", **fields)).models["junior"]
         model = HttpModel({"junior": user_endpoint("models.junior", junior, {})})
         await model.complete("junior", MESSAGES)
         await model.aclose()
     sent = server.requests[-1][2]
-    assert (sent["max_completion_tokens"], sent["reasoning_effort"], sent["top_k"]) == (99, "low", 20)
+    assert (sent["max_completion_tokens"], sent["reasoning_effort"], sent["top_k"], sent["top_p"]) == (
+        99,
+        "low",
+        20,
+        0.9,
+    )
     assert "max_tokens" not in sent

@@ -17,9 +17,8 @@ from evaluation.baselines.labels import label_answer, label_prompt
 TASK = ResearchTask("1", "Does zinc help?", (Section("METHODS", "We gave zinc."),), "no", "generated", "It did not.")
 SMALL = """
 data: {size: 60}
-rollouts: {concurrency: 2, timeout_s: 3600}
-society: {node_timeout_s: 3600}
-gate: {enabled: false}
+rollouts: {concurrency: 2, timeout_s: 6000}
+gate: {tasks: 0}
 wandb: {mode: disabled}
 evaluation: {labels: true, self_consistency: false}
 pipeline:

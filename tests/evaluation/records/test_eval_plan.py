@@ -158,7 +158,7 @@ def test_tasks_are_the_gates_first_then_the_other_held_out_ones():
 
 
 def test_without_a_gate_all_held_out_tasks_are_taken():
-    config = load_config(None, ["data.size=50", "gate.enabled=false"])
+    config = load_config(None, ["data.size=50", "gate.tasks=0"])
     assert len(choose_tasks(load(config.data), "val", config, None)) == 10
 
 

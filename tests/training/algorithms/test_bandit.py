@@ -26,8 +26,9 @@ from training.algorithms.bandit_settings import BanditSettings
 from training.algorithms.bandit_value import estimate
 
 
-def settings_for(**changes):
-    return Settings.of(BanditSettings(**{"update": "direct", **changes}), seed=0)
+def settings_for(*, hashed_features=256, **changes):
+    settings = Settings.of(BanditSettings(**{"update": "direct", **changes}), seed=0)
+    return replace(settings, hashed_features=hashed_features)
 
 
 # --- a small world: three authors, one of them good on each kind of question

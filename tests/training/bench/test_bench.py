@@ -42,7 +42,7 @@ def small(folder):
         {
             "runs_dir": folder,
             "data": {"size": 40},
-            "society": {"node_retries": 0, "node_timeout_s": PATIENCE},
+            "society": {"node_retries": 0},
             "rollouts": {"concurrency": 2, "timeout_s": PATIENCE, "exploration": 0.0},
             # Replays are sampled as training is, so rollouts that they shall repeat are too.
             "evaluation": {"prices": PRICES, "temperature": None},

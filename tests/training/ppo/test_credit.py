@@ -172,7 +172,9 @@ def test_sub_goals_add_their_share_and_discount_the_end_by_the_calls_that_follow
     """Two calls with r = .05 each, R without its automatic parts is 1; half of the second one's sub-goals fail."""
     first = replace(call(), asked=exchange(hypothesis(TRUE)))
     second = replace(call(), asked=exchange(hypothesis(FALSE)))
-    settings = PpoSettings(credit="sub_goals", sub_goal_weight=0.3, gamma=0.5, role_baseline=False)
+    settings = PpoSettings(
+        credit="sub_goals", sub_goal_weight=0.3, verl={"algorithm": {"gamma": 0.5}}, role_baseline=False
+    )
     found = credit([first, second], record({"alignment": 1.0, "parsed": 0.1}), settings, RewardConfig())
     assert [one.reward for one in found] == pytest.approx([0.3 + 0.5 + 0.05, 0.2 + 1.0 + 0.05])
 

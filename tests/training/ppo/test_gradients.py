@@ -19,7 +19,7 @@ PROMPT, RESPONSE = (1, 2, 3), (5, 6, 7, 9)
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_the_gradient_of_the_only_call_is_the_updates(serving_model, tmp_path, temperature):
     folder = serving_model(seed=3)
-    settings = PpoSettings(adv_estimator="gae", critic_warmup=0, lr=1e-3, reread=1)
+    settings = PpoSettings(adv_estimator="gae", critic_warmup=0, lr=1e-3)
     call = Call("ro-1", "HypothesisRefiner", 1, 1, 1, "r-1", PROMPT, RESPONSE, "v7", 0.0, True)
     engine = PpoEngine(folder, settings, seed=0, total_steps=2, temperature=temperature)
     try:

@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from engine_kit import ppo_settings
 from fake_bench import FakeBench
 from message_kit import refused
 from ppo_kit import FLAWS, TASKS, Stop, digest, record, wait_for_engines
@@ -29,7 +30,6 @@ from training.plans import make_phases
 from training.ppo import steps as ppo_steps
 from training.ppo.checkpoints import Checkpoints, Progress
 from training.ppo.phase import Ppo
-from training.ppo.settings import PpoSettings
 
 ROLES = ("HypothesisRefiner", "ProtocolDesigner")
 PLAN = PhasePlan("ppo", "ppo", tuple(ROLES), ("senior",))
@@ -59,7 +59,10 @@ ONLINE = Path(__file__).parents[3] / "configs" / "online.yaml"
         ),
         (["ppo.n=1"], ("ppo.n=1", "grpo", "set ppo.n")),
         (["ppo.tasks_per_step=8"], ("ppo.tasks_per_step=8", "7 training tasks")),
-        (["ppo.test_freq=1", "ppo.test_tasks=3"], ("ppo.test_tasks=3", "2 validation tasks", "data.validation_share")),
+        (
+            ["ppo.verl.trainer.test_freq=1", "ppo.test_tasks=3"],
+            ("ppo.test_tasks=3", "2 validation tasks", "data.validation_share"),
+        ),
         (["ppo.verl.actors={a: 1}"], ("'actors'", "'actor'")),
         (["ppo.roles=[]"], ("pipeline.ppo.roles", "[Geneticist]")),
         (["ppo.roles=[Geneticist, Supervisor]"], ("pipeline.ppo.roles", "junior: Geneticist; supervisor: Supervisor")),
@@ -88,7 +91,7 @@ class MadeUpLab(FakeBench):
         folder.mkdir(exist_ok=True)
         versions = {"junior": "nano@0", "senior": "nano@0"}
         super().__init__(Run(folder, writable=True), dataset=DATASET, versions=versions, weights={"senior": model})
-        self.settings = PpoSettings(**{"tasks_per_step": 2, "n": 3, "steps": 3, "lr": 0.05, **ppo})
+        self.settings = ppo_settings(**{"tasks_per_step": 2, "n": 3, "steps": 3, "lr": 0.05, **ppo})
         self.flaw, self.model = flaw, model
         self.on_live = lambda policy: None
 

@@ -42,14 +42,15 @@ def credited(number, response, reward):
     return Credited(call, reward)
 
 
-def test_the_records_are_what_the_engine_used(serving_model, tmp_path):
+def test_the_records_are_what_the_engine_used(serving_model, tmp_path, monkeypatch):
     import torch
     from transformers import AutoModelForCausalLM
 
+    monkeypatch.setattr("training.ppo.engine.update.REREAD", 2)
     folder = serving_model(seed=3)
     calls = [credited(0, (5, 6, 7), 1.0), credited(1, (8,), 0.0), credited(2, (), 9.0), credited(3, (9, 4), 0.5)]
     samples = samples_of(calls, "t0") + samples_of([credited(4, (3,), 2.0)], "lonely")
-    settings = PpoSettings(lr=1e-3, reread=2)
+    settings = PpoSettings(lr=1e-3)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     engine = PpoEngine(folder, settings, seed=0, total_steps=3)
     try:

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from verl.workers.engine_workers import TrainingWorker
 
 STATE, RANDOM = "engine.json", "random"
+REREAD = 32
+"""Calls of an update whose tokens are read once more after it, so that chimera.trace shows how likely they are then."""
 LOSS_COLUMNS = ("old_log_probs", "advantages", "ref_log_prob", WEIGHTS)
 
 
@@ -122,7 +124,7 @@ class PpoEngine:
         from verl.workers.utils.losses import ppo_loss, value_loss
 
         gae = self._config.adv_estimator == "gae"
-        frozen = (self._config.use_kl_loss or self._kl_in_reward) and not self._config.lora_rank
+        frozen = (self._verl.actor.use_kl_loss or self._kl_in_reward) and not self._config.lora_rank
         self._actor = self._worker("language_model", self._verl.actor_optim, lora=True)
         self._actor.set_loss_fn(self._loss(partial(ppo_loss, config=self._verl.actor)))
         # It is never stepped, so it needs memory for weights only. With LoRA, the actor's base model is the reference.
@@ -189,7 +191,7 @@ class PpoEngine:
                 metrics |= self._train(self._actor, batch, columns, self._verl.actor, "actor/", step)
         if watch is not None:
             with _timed(metrics, "watch"):
-                if again := batch.samples[: config.reread]:
+                if again := batch.samples[:REREAD]:
                     batch.after = self._infer(self._actor, self._batch(again))["log_probs"]
                 watch(batch, metrics)
         self.updates += 1
@@ -216,7 +218,7 @@ class PpoEngine:
                 f"step {step}: the model of {self._folder} gives log-probabilities that are not finite: its weights "
                 f"are broken; continue from an earlier checkpoint with a smaller {self._phase}.lr"
             )
-        mode = self._config.loss_agg_mode
+        mode = self._verl.actor.loss_agg_mode
         metrics["actor/entropy"] = float(agg_loss(old["entropy"], batch.mask, mode))
         if self._config.ahead:
             batch.columns[WEIGHTS], corrections = importance(
@@ -227,7 +229,7 @@ class PpoEngine:
                 threshold=self._config.rollout_is_threshold,
             )
             metrics |= corrections
-        if self._config.use_kl_loss or self._kl_in_reward:
+        if self._verl.actor.use_kl_loss or self._kl_in_reward:
             with _timed(metrics, "ref"):
                 base = self._reference or self._actor
                 ref = self._infer(base, batch, no_lora_adapter=self._reference is None)
@@ -259,9 +261,9 @@ class PpoEngine:
             batch.mask,
             [sample.group for sample in batch.samples],
             values=batch.columns.get("values"),
-            gamma=config.gamma,
-            lam=config.lam,
-            divide_by_std=config.norm_adv_by_std_in_grpo,
+            gamma=self._verl.algorithm.gamma,
+            lam=self._verl.algorithm.lam,
+            divide_by_std=self._verl.algorithm.norm_adv_by_std_in_grpo,
         )
         return metrics | batch.figures(rewards)
 

@@ -1,7 +1,8 @@
 """Makes VeRL 0.9.1's configuration from our PPO settings, and checks the values that are passed through.
 
-`ppo.verl` holds further VeRL keys by part: actor, critic, engine, optim, model and algorithm. A key is accepted if it
-has an effect in one process with one device. A key that a `ppo` key sets is refused, so every value has one place.
+`ppo.verl` holds further VeRL keys by part: actor, critic, engine, optim, model, algorithm and trainer. A key is
+accepted if it has an effect in one process with one device. One that a `ppo` key sets is refused, so every value has
+one place.
 """
 
 import dataclasses
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chimera.core.errors import ConfigError, suggestion
-from training.ppo.settings import PpoSettings
+from training.ppo.settings import DEFAULTS, PpoSettings
 
 if TYPE_CHECKING:
     from verl.trainer.config import AlgoConfig
@@ -20,84 +21,52 @@ if TYPE_CHECKING:
 
 PASSED: dict[str, frozenset[str]] = {
     "actor": frozenset(
-        {"policy_loss", "clip_ratio_c", "loss_scale_factor", "tau_pos", "tau_neg", "shuffle", "calculate_entropy"}
+        {
+            *DEFAULTS["actor"],
+            *("policy_loss", "clip_ratio_c", "loss_scale_factor", "tau_pos", "tau_neg", "shuffle", "calculate_entropy"),
+        }
     ),
-    "critic": frozenset({"ppo_epochs", "ppo_mini_batch_size", "shuffle", "loss_agg_mode", "loss_scale_factor"}),
+    "critic": frozenset(
+        {*DEFAULTS["critic"], "ppo_epochs", "ppo_mini_batch_size", "shuffle", "loss_agg_mode", "loss_scale_factor"}
+    ),
     "engine": frozenset(
         {
-            "param_offload",
-            "optimizer_offload",
-            "offload_policy",
-            "reshard_after_forward",
-            "forward_prefetch",
-            "wrap_policy",
-            "model_dtype",
-            "mixed_precision",
-            "infer_max_token_len_per_gpu",
-            "use_torch_compile",
-            "entropy_checkpointing",
-            "entropy_from_logits_with_chunking",
-            "entropy_from_logits_chunk_size",
-            "use_no_sync_for_gradient_accumulation",
-            "pad_to_length",
-            "pad_to_length_bucket",
+            *("param_offload", "optimizer_offload", "offload_policy", "reshard_after_forward", "forward_prefetch"),
+            *("wrap_policy", "model_dtype", "mixed_precision", "infer_max_token_len_per_gpu", "use_torch_compile"),
+            *("entropy_checkpointing", "entropy_from_logits_with_chunking", "entropy_from_logits_chunk_size"),
+            *("use_no_sync_for_gradient_accumulation", "pad_to_length", "pad_to_length_bucket"),
         }
     ),
     "optim": frozenset(
         {
-            "optimizer",
-            "optimizer_impl",
-            "override_optimizer_config",
-            "weight_decay",
-            "betas",
-            "lr_scheduler_type",
-            "lr_warmup_steps",
-            "lr_warmup_steps_ratio",
-            "min_lr_ratio",
-            "num_cycles",
+            *(*DEFAULTS["optim"], "optimizer", "optimizer_impl", "override_optimizer_config", "weight_decay", "betas"),
+            *("lr_scheduler_type", "lr_warmup_steps", "lr_warmup_steps_ratio", "min_lr_ratio", "num_cycles"),
             "zero_indexed_step",
         }
     ),
     "model": frozenset(
         {
-            "override_config",
-            "enable_gradient_checkpointing",
-            "enable_activation_offload",
-            "target_modules",
-            "target_parameters",
-            "exclude_modules",
-            "use_liger",
+            *("override_config", "enable_gradient_checkpointing", "enable_activation_offload", "target_modules"),
+            *("target_parameters", "exclude_modules", "use_liger"),
         }
     ),
-    "algorithm": frozenset({"use_kl_in_reward", "kl_penalty", "kl_ctrl"}),
+    "trainer": frozenset(DEFAULTS["trainer"]),
+    "algorithm": frozenset({*DEFAULTS["algorithm"], "use_kl_in_reward", "kl_penalty", "kl_ctrl"}),
 }
 """Keys of VeRL's classes that take effect here, by part."""
 
 OURS: dict[str, dict[str, str]] = {
     "actor": {
-        **{
-            key: key
-            for key in (
-                "ppo_mini_batch_size",
-                "ppo_epochs",
-                "ppo_max_token_len_per_gpu",
-                "clip_ratio_low",
-                "clip_ratio_high",
-                "grad_clip",
-                "entropy_coeff",
-                "use_kl_loss",
-                "kl_loss_coef",
-                "kl_loss_type",
-                "loss_agg_mode",
-            )
-        },
+        "ppo_mini_batch_size": "ppo_mini_batch_size",
+        "ppo_max_token_len_per_gpu": "ppo_max_token_len_per_gpu",
         "rollout_n": "n",
     },
-    "critic": {"cliprange_value": "cliprange_value", "ppo_max_token_len_per_gpu": "ppo_max_token_len_per_gpu"},
+    "critic": {"ppo_max_token_len_per_gpu": "ppo_max_token_len_per_gpu"},
     "engine": {"max_token_len_per_gpu": "ppo_max_token_len_per_gpu"},
-    "optim": {"lr": "lr", "clip_grad": "grad_clip", "grad_clip": "grad_clip", "total_training_steps": "steps"},
+    "optim": {"lr": "lr", "total_training_steps": "steps"},
     "model": {"lora_rank": "lora_rank", "lora_alpha": "lora_alpha"},
-    "algorithm": {key: key for key in ("adv_estimator", "gamma", "lam", "norm_adv_by_std_in_grpo")},
+    "trainer": {"critic_warmup": "critic_warmup"},
+    "algorithm": {"adv_estimator": "adv_estimator"},
 }
 """Keys of VeRL's classes that our keys set: part -> VeRL's key -> our key."""
 
@@ -151,10 +120,11 @@ def make_config(config: PpoSettings, total_steps: int, phase: str) -> VerlConfig
 
     shared = {"strategy": "fsdp2", "use_dynamic_bsz": True, "rollout_n": config.n}
     shared["ppo_max_token_len_per_gpu"] = config.ppo_max_token_len_per_gpu
-    same = ("ppo_mini_batch_size", "ppo_epochs", "loss_agg_mode")
-    actor = {key: getattr(config, key) for key in OURS["actor"] if key not in ("rollout_n", "grad_clip")}
-    critic = {key: getattr(config, key) for key in (*same, "cliprange_value")}
-    optim = {"clip_grad": config.grad_clip, "total_training_steps": total_steps}
+    shared["ppo_mini_batch_size"] = config.ppo_mini_batch_size
+    values = config.verl_values
+    actor = values.actor.model_dump()
+    critic = values.critic.model_dump() | {key: actor[key] for key in ("ppo_epochs", "loss_agg_mode")}
+    optim = {**values.optim.model_dump(), "total_training_steps": total_steps}
     sharded = config.ranks > 1 and config.shards == "fsdp"
     engine = {
         "strategy": "fsdp2",
@@ -166,7 +136,7 @@ def make_config(config: PpoSettings, total_steps: int, phase: str) -> VerlConfig
         # Where nothing is sharded, gathering the weights again for the backward pass would only copy them.
         "reshard_after_forward": sharded,
     }
-    algorithm = {key: getattr(config, key) for key in OURS["algorithm"]}
+    algorithm = {"adv_estimator": config.adv_estimator, **values.algorithm.model_dump()}
     build = partial(_build, config, phase)
     return VerlConfig(
         actor=build(ActorConfig, "actor", {**shared, "shuffle": True, **actor}),

@@ -99,8 +99,7 @@ def start_wandb(run: Run, run_id: str, config: Config, key: str | None, *, onlin
     if not online:
         settings.init_timeout = OFFLINE_INIT_SECONDS
     return wandb.init(
-        project=config.wandb.project,
-        entity=config.wandb.entity,
+        project=os.environ.get("WANDB_PROJECT") or "chimera",
         id=run_id,
         name=run.path.name,
         dir=run.path,

@@ -3,9 +3,9 @@
 import gc
 
 import pytest
+from engine_kit import ppo_settings
 
 from training.ppo.engine.update import PpoEngine
-from training.ppo.settings import PpoSettings
 from training.ppo.verl.runtime import load_verl
 
 
@@ -27,7 +27,7 @@ def engine(serving_model):
     def open_(config=None, *, folder=None, seed=0, total_steps=20, temperature=1.0, phase="ppo", **options):
         if opened:
             opened.pop().close()
-        config = config or PpoSettings(**{"lr": 1e-3, "ppo_mini_batch_size": 8, "entropy_coeff": 0.01} | options)
+        config = config or ppo_settings(**{"lr": 1e-3, "ppo_mini_batch_size": 8, "entropy_coeff": 0.01} | options)
         folder = folder or serving_model(seed=3)
         of_phase = {"seed": seed, "total_steps": total_steps, "temperature": temperature, "phase": phase}
         opened.append(PpoEngine(folder, config, **of_phase))

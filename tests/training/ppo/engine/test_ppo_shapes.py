@@ -31,7 +31,7 @@ def of_answers(values, samples):
 def test_log_probs_of_learner_and_server_are_equal(engine, serving_model, tmp_path, name, rank):
     folder = make_shape(tmp_path / "before", name, serving_model())
     samples, seen = some_samples(1), []
-    learner = engine(folder=folder, lora_rank=rank, lr=1e-2, reread=len(samples))
+    learner = engine(folder=folder, lora_rank=rank, lr=1e-2)
     learner.update(samples, 0, lambda batch, metrics: seen.append(batch))
     learner.export(tmp_path / "after")
     before = of_answers(seen[0].columns["old_log_probs"], samples)

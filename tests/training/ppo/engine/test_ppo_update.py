@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from engine_kit import chosen, exported, hugging_face, log_softmax, some_samples
+from engine_kit import chosen, exported, hugging_face, log_softmax, ppo_settings, some_samples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -62,7 +62,7 @@ class ByHand:
     def update(self, samples):
         import torch
 
-        config = self.config
+        config, verl = self.config, self.config.verl_values
         groups = np.array([one.reward for one in samples]).reshape(-1, 3)
         advantages = ((groups - groups.mean(1, keepdims=True)) / (groups.std(1, ddof=1, keepdims=True) + 1e-6)).ravel()
         total = sum(len(one.response_ids) for one in samples)
@@ -73,19 +73,19 @@ class ByHand:
         if config.ahead:
             sampled = [torch.tensor(one.log_probs) for one in samples]
             ones = [(old - by).exp().clamp(max=1.5) for old, by in zip(before, sampled, strict=True)]
-        for _ in range(config.ppo_epochs):
+        for _ in range(verl.actor.ppo_epochs):
             loss = torch.zeros(())
             for one, advantage, old, weight in zip(samples, advantages.tolist(), before, ones, strict=True):
                 logs = log_softmax(self.model, one)
                 ratio = (chosen(logs, one) - old).exp()
-                clipped = ratio.clamp(1 - config.clip_ratio_low, 1 + config.clip_ratio_high)
+                clipped = ratio.clamp(1 - verl.actor.clip_ratio_low, 1 + verl.actor.clip_ratio_high)
                 objective = torch.minimum(advantage * ratio, advantage * clipped)
                 if advantage < 0:
                     objective = objective.clamp(min=3.0 * advantage)
                 entropy = -(logs.exp() * logs).sum(-1)
-                loss = loss - (weight * objective + config.entropy_coeff * entropy).sum() / total
+                loss = loss - (weight * objective + verl.actor.entropy_coeff * entropy).sum() / total
             loss.backward()
-            norms.append(torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.grad_clip).item())
+            norms.append(torch.nn.utils.clip_grad_norm_(self.model.parameters(), verl.optim.clip_grad).item())
             self.optimiser.step()
             self.optimiser.zero_grad()
             losses.append(loss.item())
@@ -96,8 +96,8 @@ class ByHand:
 def test_updates_equal_those_of_a_loop_written_by_hand(engine, serving_model, tmp_path, budget, ahead):
     # The rate is so high that the second epoch leaves the clip range; a budget of 64 tokens makes many micro-batches.
     folder = serving_model(seed=3)
-    config = PpoSettings(
-        **MEASURED, lr=3e-3, ppo_epochs=2, entropy_coeff=0.01, grad_clip=0.5, ppo_max_token_len_per_gpu=budget,
+    config = ppo_settings(
+        **MEASURED, lr=3e-3, ppo_epochs=2, entropy_coeff=0.01, clip_grad=0.5, ppo_max_token_len_per_gpu=budget,
         ahead=ahead, rollout_is_threshold=1.5,
     )  # fmt: skip
     verl, hand = engine(config, folder=folder), ByHand(folder, config)

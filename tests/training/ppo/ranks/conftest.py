@@ -1,11 +1,11 @@
 """Fixtures of the tests of several ranks: starting them takes many seconds, so that tests share them."""
 
 import pytest
+from engine_kit import ppo_settings
 
 from training.ppo.engine.update import PpoEngine
 from training.ppo.ranks.here import LocalRanks
 from training.ppo.ranks.ranks import RanksEngine
-from training.ppo.settings import PpoSettings
 
 
 class KeptRanks(LocalRanks):
@@ -71,4 +71,4 @@ def one(serving_model):
 
 
 def ppo(**options):
-    return PpoSettings(**{"lr": 1e-3, "ppo_mini_batch_size": 8, "entropy_coeff": 0.01} | options)
+    return ppo_settings(**{"lr": 1e-3, "ppo_mini_batch_size": 8, "entropy_coeff": 0.01} | options)
