@@ -6,7 +6,7 @@ form of its answer (`FORMS`), so a recorded visit tells by itself how its answer
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -24,22 +24,17 @@ MOST_FINDINGS = 6
 """Most findings of one answer: more passages than these get none."""
 MOST_STUDIES = 64
 
+Says = TypeVar("Says")
 Name = Annotated[str, StringConstraints(max_length=160)]
 
 
-class Part(BaseModel):
+class Part(BaseModel, Generic[Says]):
     """What a study says to one part of the question, and whether it is the same that is asked."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    says: Phrase
+    says: Says
     same: bool
-
-
-class DirectionPart(Part):
-    """The direction that a study found, and whether it is the one that is asked."""
-
-    says: Literal["lower", "higher"]
 
 
 class StudyFinding(BaseModel):
@@ -53,9 +48,9 @@ class StudyFinding(BaseModel):
     retracted: bool
     design: Design
     size: Annotated[int, Field(ge=1, le=9_999_999)]
-    population: Part
-    outcome: Part
-    direction: DirectionPart
+    population: Part[Phrase]
+    outcome: Part[Phrase]
+    direction: Part[Literal["lower", "higher"]]
     significance: Literal["significant", "borderline", "not significant"]
     answer: YesNoMaybe
 

@@ -9,11 +9,13 @@ writes its quotes itself. If a server ignores the schema, `fault` describes the 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from langchain_core.utils.json_schema import dereference_refs
+
 from agents.findings import MOST_FINDINGS, Findings
 from agents.roles import Role
 from agents.schemas import MAX_QUOTE, Answer, Hypothesis
 from agents.tools.text.excerpts import GAP, cut, split_sentences
-from agents.visit.prompting import Message, read_payload, response_format, schema_in
+from agents.visit.prompting import Message, read_payload, response_format, schema_format, schema_in
 from chimera.config.sections.society import Quotes
 from chimera.core.quotes import MIN_QUOTE_WORDS, missing_quotes
 from chimera.core.unspaced import count_words
@@ -110,8 +112,8 @@ def answer_format(role: Role, messages: Sequence[Message], mode: Quotes) -> dict
 
 def _of_each_study(form: dict[str, Any], messages: Sequence[Message], mode: Quotes) -> dict[str, Any]:
     """The form of findings: one of each passage that has been read, in order, with a quote of this passage."""
-    schema = form["json_schema"]["schema"]
-    finding, passages = schema["$defs"]["StudyFinding"], passages_read(messages)[:MOST_FINDINGS]
+    schema, passages = dereference_refs(form["json_schema"]["schema"]), passages_read(messages)[:MOST_FINDINGS]
+    finding = schema["properties"]["findings"]["items"]
     of_each: list[dict[str, Any]] = []
     for passage in passages:
         of_passage = {"study": {"const": passage["id"]}}
@@ -123,7 +125,7 @@ def _of_each_study(form: dict[str, Any], messages: Sequence[Message], mode: Quot
     one_of_each = {"type": "array", "prefixItems": of_each, "items": False, "minItems": count, "maxItems": count}
     schema["properties"]["findings"] = one_of_each
     del schema["$defs"]
-    return form
+    return schema_format(schema["title"], schema)
 
 
 def passages_read(messages: Iterable[Message]) -> list[dict[str, Any]]:

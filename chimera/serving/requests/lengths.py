@@ -49,12 +49,15 @@ def _texts(schema: Any, count: int = 1) -> Iterator[tuple[dict[str, Any], int]]:
 
 def _copied(schema: Mapping[str, Any]) -> int:
     """Most tokens of what an answer does not write freely: its fields' names, and texts that it chooses."""
-    most = 0
-    for name, field in schema.get("properties", {}).items():
-        longest = max((len(str(choice)) for choice in field.get("items", field).get("enum", ())), default=0)
-        count = field.get("maxItems", 1)
-        most += MARKS + math.ceil(len(name) / FEWEST_LETTERS) + count * math.ceil(1 + longest / FEWEST_LETTERS)
-    return most
+    if "properties" in schema:
+        fields = schema["properties"].items()
+        return sum(MARKS + math.ceil(len(name) / FEWEST_LETTERS) + _copied(field) for name, field in fields)
+    if "prefixItems" in schema:
+        return sum(map(_copied, schema["prefixItems"]))
+    if "items" in schema:
+        return schema.get("maxItems", 1) * _copied(schema["items"])
+    choices = schema.get("enum") or [schema.get("const", "")]
+    return math.ceil(1 + max(len(str(choice)) for choice in choices) / FEWEST_LETTERS)
 
 
 def _shortened(schema: Any, share: float) -> Any:
