@@ -353,10 +353,6 @@ async def test_the_fields_of_a_slot_are_sent():
         await model.complete("junior", MESSAGES)
         await model.aclose()
     sent = server.requests[-1][2]
-    assert (sent["max_completion_tokens"], sent["reasoning_effort"], sent["top_k"], sent["top_p"]) == (
-        99,
-        "low",
-        20,
-        0.9,
-    )
+    names = ("max_completion_tokens", "reasoning_effort", "top_k", "top_p")
+    assert [sent[name] for name in names] == [99, "low", 20, 0.9]
     assert "max_tokens" not in sent
