@@ -65,9 +65,9 @@ def finding_of(facts: ReviewFacts, study: ReviewStudy) -> dict[str, Any]:
         "size": study.participants,
         "population": {"says": study.population, "same": study.population == facts.population},
         "outcome": {"says": study.endpoint, "same": study.endpoint == facts.endpoint},
-        "direction": {"says": study.finding.direction, "same": study.finding.direction == facts.asked},
+        "direction": {"says": study.finding.direction, "same": study.finding.direction == facts.target},
         "significance": study.finding.significance,
-        "answer": study.finding.answer(facts.asked),
+        "answer": study.finding.answer(facts.target),
     }
 
 
@@ -75,7 +75,7 @@ def findings_of(facts: ReviewFacts, studies: Sequence[ReviewStudy], searched: bo
     """The findings that are right for `studies`, in this order. `searched`: the second name is searched already."""
     leads = not searched and any(study.second_name for study in studies)
     return Findings(
-        asked=f"{facts.asked} {facts.endpoint} in {facts.population}",
+        asked=f"{facts.target} {facts.endpoint} in {facts.population}",
         findings=[StudyFinding.model_validate(finding_of(facts, study)) for study in studies],
         search=facts.second_name if leads else "",
     )
@@ -87,7 +87,7 @@ def combination_of(facts: ReviewFacts, findings: Sequence[dict[str, Any]]) -> Co
     return Combination(
         comparison=tally(findings),
         studies=counting(findings),
-        claim=f"{facts.therapy} {VERB[answer]} {facts.asked} {facts.endpoint}",
+        claim=f"{facts.therapy} {VERB[answer]} {facts.target} {facts.endpoint}",
         answer=answer,
     )
 
@@ -142,7 +142,7 @@ def about(item: ReviewTask, rng: random.Random, study: ReviewStudy) -> ReviewTas
     way: Direction = rng.choice(("lower", "higher"))
     population = rng.choice((facts.population, study.population))
     subject = Subject(facts.kind, facts.therapy, facts.comparator, "", "")
-    asked_facts = replace(facts, asked=way, endpoint=endpoint.name, asked_endpoint=name, population=population)
+    asked_facts = replace(facts, target=way, endpoint=endpoint.name, asked_endpoint=name, population=population)
     goal = write_question(rng, subject, name, population, way, facts.level)
     return replace(item, facts=asked_facts, task=replace(item.task, goal=goal))
 

@@ -145,7 +145,7 @@ class ReviewStudy:
 class ReviewFacts:
     """What the generator drew for one task; `studies` are in the order of `SEARCHES`."""
 
-    asked: Direction
+    target: Direction
     endpoint: str
     asked_endpoint: str
     studies: tuple[ReviewStudy, ...]
@@ -173,7 +173,7 @@ def counts(facts: ReviewFacts, study: ReviewStudy) -> bool:
 
 def vote(facts: ReviewFacts, study: ReviewStudy) -> Vote:
     """A study's true vote."""
-    answer = study.finding.answer(facts.asked) if counts(facts, study) else None
+    answer = study.finding.answer(facts.target) if counts(facts, study) else None
     return Vote(study.id, answer, weight(study.design, study.participants))
 
 
@@ -212,7 +212,7 @@ def generate_one(seed: int, index: int, level: int) -> ReviewTask:
         subject = subjects[plan.search[1]]
         studies.append(write_study(rng, f"{id_}-{number + 1}", plan, subject, measured, studied, target, level, second))
     facts = ReviewFacts(
-        asked=target,
+        target=target,
         endpoint=endpoint.name,
         asked_endpoint=endpoint.synonym if level == 4 and rng.random() < 0.5 else endpoint.name,
         studies=tuple(studies),
@@ -362,5 +362,5 @@ def write_study(
 def conclusion(facts: ReviewFacts, label: YesNoMaybe) -> str:
     """What a review of all studies concludes, which reveals the label and is hidden from every agent."""
     verb = {"yes": "shows", "no": "does not show", "maybe": "leaves open"}[label]
-    outcome = f"{facts.asked} {facts.endpoint} in {facts.population}"
+    outcome = f"{facts.target} {facts.endpoint} in {facts.population}"
     return f"Taken together, this evidence {verb} that {facts.therapy} is followed by {outcome}."
