@@ -69,6 +69,6 @@ def test_by_default_a_key_is_listed_once_and_only_if_it_exists(capsys: pytest.Ca
     assert rows["roles"].startswith("{Geneticist: {model: junior, ")
     assert {line.split()[0] for line in printed(capsys, "roles")} >= {"roles.Judge.model", "roles.Supervisor.tools"}
     assert rows["society.graph"].startswith("{choose: select, debate: 0, ")
-    assert len(printed(capsys, "society.graph")) == 7
+    assert len(printed(capsys, "society.graph")) == 8
     (line,) = printed(capsys, "ppo.critic_lr")
     assert line.startswith("pipeline.ppo.critic_lr ")
