@@ -30,7 +30,7 @@ from agents.visit.prompting import Message, dump, opening, tool_message
 from chimera.config.roles import JUNIORS, LITERATURE, OWN_TOOLS, TRIALS
 from chimera.core.types import abstract_text
 from chimera.core.weighing import weigh
-from chimera.data.generated.review import NAMES, ReviewFacts, ReviewStudy, ReviewTask
+from chimera.data.generated.review import NAMES, ReviewFacts, ReviewStudy, ReviewTask, other_population
 from chimera.data.generated.text import Direction, write_question
 from chimera.data.generated.vocabulary import ENDPOINTS, Subject
 from recipes.nano.transcripts import Habits, Transcript, blur, concrete, feedback
@@ -134,13 +134,17 @@ def reader(item: ReviewTask, rng: random.Random) -> Transcript:
 
 
 def about(item: ReviewTask, rng: random.Random, study: ReviewStudy) -> ReviewTask:
-    """The same studies with a question about one of the populations and outcomes among them."""
+    """The same studies with another question: half of the time about another population, and about another outcome.
+
+    Without these questions nearly all that is read would be about what is asked, and no comparison would be learned.
+    """
     facts = item.facts
-    measured = rng.choice((facts.endpoint, study.endpoint))
+    measured = rng.choice((study.endpoint, rng.choice(ENDPOINTS).name))
     endpoint = next(endpoint for endpoint in ENDPOINTS if endpoint.name == measured)
     name = endpoint.synonym if facts.level == 4 and rng.random() < 0.5 else endpoint.name
     way: Direction = rng.choice(("lower", "higher"))
-    population = rng.choice((facts.population, study.population))
+    group, _, condition = study.population.partition(" with ")
+    population = rng.choice((study.population, other_population(rng, group, condition)))
     subject = Subject(facts.kind, facts.therapy, facts.comparator, "", "")
     asked_facts = replace(facts, target=way, endpoint=endpoint.name, asked_endpoint=name, population=population)
     goal = write_question(rng, subject, name, population, way, facts.level)
@@ -192,7 +196,7 @@ def stream(items: Iterator[ReviewTask], seed: int, habits: Habits) -> Iterator[T
     rng = random.Random(seed)
     for item in map(partial(renamed, rng), items):
         kind = rng.random()
-        if kind < 0.4:
+        if kind < 0.3:
             yield junior(item, rng.choice(list(DATABASES)), rng.choice(NAMES), rng)
         elif kind < 0.6:
             yield reader(item, rng)
