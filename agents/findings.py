@@ -11,13 +11,10 @@ from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from agents.schemas import Answer, Phrase, Quote
-from chimera.config.roles import JUNIORS
-from chimera.config.sections.graph import GraphConfig
 from chimera.core.types import YesNoMaybe
 from chimera.core.weighing import Design, Vote, points, weigh, weight
 
 FINDINGS, COMBINATION = "findings", "combination"
-REFINER = "HypothesisRefiner"
 COMBINED = "combined"
 """The author of what all findings say together, and the policy name of handing on all."""
 MOST_FINDINGS = 6
@@ -95,13 +92,6 @@ class Combination(Answer):
 
 FORMS: Mapping[str, type[Answer]] = {FINDINGS: Findings, COMBINATION: Combination}
 """The schemas of the answers by the form that a visit's first message names."""
-
-
-def form_of(graph: GraphConfig, role: str) -> str | None:
-    """The form of a role's answers in a society; None for its own schema."""
-    if graph.choose != "combine":
-        return None
-    return FINDINGS if role in JUNIORS else COMBINATION if role == REFINER else None
 
 
 def left_out(finding: Mapping[str, Any]) -> str | None:

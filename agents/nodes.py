@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from langgraph.runtime import Runtime
 
 from agents.context import RunContext
-from agents.findings import Combination, Findings, combined, counting, form_of, gathered, handed_over, with_findings
+from agents.findings import Combination, Findings, combined, counting, gathered, handed_over, with_findings
 from agents.roles import (
     DESIGNER,
     PEER_REVIEWER,
@@ -17,6 +17,7 @@ from agents.roles import (
     SAFETY_OFFICER,
     Role,
     advisers_of,
+    form_of,
 )
 from agents.routing import effective_severity, revisions_allowed, worst_severity
 from agents.schemas import Answer, FinalDecision

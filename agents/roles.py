@@ -11,9 +11,10 @@ The first line of a prompt names the role; the rest says what to do. User messag
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from agents.findings import COMBINATION, FINDINGS, REFINER
+from agents.findings import COMBINATION, FINDINGS
 from agents.schemas import Answer, ExperimentProtocol, FinalDecision, Hypothesis, PeerReview, SafetyReview, Selection
 from chimera.config.roles import JUNIORS, RolesConfig
+from chimera.config.sections.graph import GraphConfig
 from chimera.core.errors import ConfigError
 from chimera.core.types import Label, decides
 
@@ -147,7 +148,7 @@ class Role:
     advises: str | None = None
 
 
-SUPERVISOR, DESIGNER = "Supervisor", "ProtocolDesigner"
+SUPERVISOR, REFINER, DESIGNER = "Supervisor", "HypothesisRefiner", "ProtocolDesigner"
 PEER_REVIEWER, SAFETY_OFFICER = "PeerReviewer", "SafetyOfficer"
 PRINCIPAL_INVESTIGATOR = "PrincipalInvestigator"
 
@@ -170,6 +171,13 @@ ROLES: dict[str, Role] = {
 def advisers_of(role: str) -> tuple[str, ...]:
     """The roles that advise `role`, in the order in which they work before it."""
     return tuple(adviser.name for adviser in ROLES.values() if adviser.advises == role)
+
+
+def form_of(graph: GraphConfig, role: str) -> str | None:
+    """The form of a role's answers in a society; None for its own schema."""
+    if graph.choose != "combine":
+        return None
+    return FINDINGS if role in JUNIORS else COMBINATION if role == REFINER else None
 
 
 def check_roles(roles: Iterable[Role]) -> None:

@@ -259,8 +259,7 @@ def role_settings(name: str, config: "Config", learned: "Guided | None" = None) 
     Args:
         learned: What roles have learned to be told.
     """
-    from agents.findings import form_of
-    from agents.roles import ROLES
+    from agents.roles import ROLES, form_of
     from agents.visit.prompting import opening, response_format
     from chimera.core.types import LABELS
     from evaluation.scores import judge

@@ -7,8 +7,8 @@ evidence, and what from its roles. It is handed every study of a task, as single
 import asyncio
 from typing import Any
 
-from agents.findings import COMBINATION, REFINER, gathered, handed_over
-from agents.roles import ROLES, Role
+from agents.findings import COMBINATION, gathered, handed_over
+from agents.roles import REFINER, ROLES, Role
 from agents.schemas import Answer
 from agents.visit.prompting import opening
 from agents.visit.quoting import answer_format, quotable

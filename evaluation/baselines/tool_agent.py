@@ -3,7 +3,7 @@
 from typing import cast
 
 from agents.context import Evaluator, RunContext, SupervisorChoice, Tools
-from agents.findings import form_of
+from agents.roles import form_of
 from agents.state import ResearchState
 from agents.tools.sources import given_sources
 from agents.visit.record import CallRecord, count, no_operation

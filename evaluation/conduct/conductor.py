@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from agents.context import Tools
-from agents.findings import form_of
+from agents.roles import form_of
 from chimera.config.roles import JUDGE
 from chimera.config.tree import Config
 from chimera.core.errors import RunError

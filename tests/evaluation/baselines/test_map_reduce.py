@@ -2,7 +2,8 @@
 
 import pytest
 
-from agents.findings import COMBINATION, FINDINGS, REFINER, handed_over
+from agents.findings import COMBINATION, FINDINGS, handed_over
+from agents.roles import REFINER
 from agents.visit.prompting import payload_of
 from chimera.core.errors import ModelError, UnreachableError
 from chimera.data.generated.review import generate
