@@ -16,7 +16,6 @@ CAPTIONS = {
     "Geneticist": "genes and proteins",
     "Pharmacologist": "drugs and trials",
     "Neurologist": "brain and behaviour",
-    "Supervisor": "selects one hypothesis",
     "HypothesisRefiner": "checks it, corrects it",
     "ProtocolDesigner": "designs the experiment",
     "PeerReviewer": "checks the science",
@@ -24,6 +23,8 @@ CAPTIONS = {
     "PrincipalInvestigator": "GO · NO-GO · UNDECIDED",
     "Evaluation": "six scores and reasons",
 }
+CHOICES = {"select": "selects one hypothesis", "vote": "the majority decides", "combine": "sends again, or goes on"}
+"""The supervisor's caption."""
 
 COLOURS = ("#2563eb", "#b45309", "#7c3aed", "#0f766e", "#be185d", "#475569", "#4d7c0f")
 """Colours of the slots in order; repeated if there are more slots."""
@@ -43,7 +44,7 @@ def diagram(config: "Config | None" = None) -> Diagram:
     captions = {
         **CAPTIONS,
         DEBATE: "another round, or the choice",
-        **({SUPERVISOR: "the majority decides"} if shape.choose == "vote" else {}),
+        SUPERVISOR: CHOICES[shape.choose],
         **({} if shape.refine else {REFINER: "passes it on"}),
     }
     boxes = tuple(

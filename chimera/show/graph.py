@@ -77,16 +77,17 @@ Point = tuple[float, float]
 
 
 def loops(edges: Sequence[Edge]) -> set[Edge]:
-    """The edges that lead back to a node on the way from START to their source (depth-first search)."""
+    """The edges that lead back: to where START leads, or to a node on the way to their source (depth-first search)."""
     after: dict[str, list[Edge]] = defaultdict(list)
     for edge in edges:
         after[edge.source].append(edge)
+    first = {edge.target for edge in after[START]}
     backward: set[Edge] = set()
     done: set[str] = set()
 
     def walk(node: str, way: frozenset[str]) -> None:
         for edge in after[node]:
-            if edge.target in way:
+            if edge.target in way or (node != START and edge.target in first):
                 backward.add(edge)
             elif edge.target not in done:
                 walk(edge.target, way | {edge.target})
