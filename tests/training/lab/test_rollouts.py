@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import respx
-from lab_kit import CONCLUSION, SECRET, AllAtOnce, collect, config_for, open_lab, task
+from lab_kit import CONCLUSION, PATIENCE, SECRET, AllAtOnce, collect, config_for, open_lab, task
 from message_kit import refused
 from rich.console import Console
 
@@ -19,6 +19,7 @@ from chimera.config.roles import JUNIORS
 from chimera.config.sections.tools import ToolsConfig
 from chimera.config.tree import Config
 from chimera.core.errors import ConfigError, RunError, UnreachableError
+from chimera.core.rate_limits import TimeLimit
 from chimera.data.tasks import Dataset
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.traces.calls import model_calls
@@ -232,12 +233,16 @@ def test_summary_counts_failures_and_leaves_missing_rewards_out(gathered):
     assert figures["parts"]["impact"] == pytest.approx(0.15)
 
 
-async def test_a_late_rollout_ends_by_its_own_limit_as_a_failed_record(server, tmp_path):
+@pytest.mark.parametrize("by_role", [True, False])
+async def test_a_late_rollout_ends_by_a_limit_as_a_failed_record(server, tmp_path, monkeypatch, by_role):
+    if not by_role:
+        monkeypatch.setattr("agents.graph.TimeLimit", lambda _seconds: TimeLimit(PATIENCE))
     server.hooks[:] = [server.never]
     async with open_lab(server.url, tmp_path, [task("late")], timeout_s=1.0) as lab:
         late = (await collect(lab, [task("late")]))["late"]
     assert late.status == "failed"
-    assert "longer than 1 s (rollouts.timeout_s)" in late.error
+    assert ("longer than 0.6 s: raise" if by_role else "longer than 1 s (") in late.error
+    assert "rollouts.timeout_s" in late.error
     assert [one["rollout_id"] for one in lab.run.rollouts("gather")] == [late.rollout_id]
 
 
