@@ -196,11 +196,12 @@ def stream(items: Iterator[ReviewTask], seed: int, habits: Habits) -> Iterator[T
     rng = random.Random(seed)
     for item in map(partial(renamed, rng), items):
         kind = rng.random()
-        if kind < 0.3:
-            yield junior(item, rng.choice(list(DATABASES)), rng.choice(NAMES), rng)
-        elif kind < 0.6:
+        if kind < 0.35:
+            asked_item = about(item, rng, rng.choice(item.facts.studies)) if rng.random() < 0.5 else item
+            yield junior(asked_item, rng.choice(list(DATABASES)), rng.choice(NAMES), rng)
+        elif kind < 0.7:
             yield reader(item, rng)
-        elif kind < 0.68:
+        elif kind < 0.74:
             yield researcher(item, SOLO, [(LITERATURE, NAMES[0]), (TRIALS, NAMES[0])], OWN_TOOLS, rng)
         elif kind < 0.94:
             yield refiner(item, rng)
