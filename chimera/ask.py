@@ -34,7 +34,18 @@ if TYPE_CHECKING:
 
 WITHHELD, WAITS = 7, 8
 """Exit codes: no source supports an answer; the decision waits for a person."""
-READS = ("seed", "runs_dir", "data", "models", "roles", "serving", "society", "tools", "evaluation")
+READS = (
+    "seed",
+    "runs_dir",
+    "data",
+    "models",
+    "roles",
+    "serving",
+    "society",
+    "tools",
+    "evaluation",
+    "rollouts.timeout_s",
+)
 SOURCES = "--context FILE with an abstract, data.path=hub (PubMedQA) or tools.literature=pubmed"
 
 

@@ -37,17 +37,18 @@ def config_from(
 
     `load` is `training.configuration.load_config` for commands that read the phases' own settings.
 
-    `reads` names the sections (or top-level keys) that the command reads. A file may hold other sections, for other
+    `reads` names the sections (or keys) that the command reads. A file may hold other sections, for other
     commands. An override of another section would have no effect and is refused.
 
     Raises:
         ConfigError: see `chimera.config.tree.load_config`; or an override has no effect on this command.
     """
+    from chimera.config.loader import within
     from chimera.config.tree import load_config
 
     config = (load or load_config)(arguments.config, arguments.overrides, own_question=own_question, recorded=recorded)
     for override in arguments.overrides:
         key = override.partition("=")[0].strip()
-        if reads is not None and key.partition(".")[0] not in reads:
+        if reads is not None and within(key, reads) is None:
             raise ConfigError(f"{key} has no effect on this command, which reads {', '.join(reads)}: leave it out")
     return config

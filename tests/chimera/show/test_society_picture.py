@@ -12,7 +12,7 @@ import pytest
 
 import chimera.graph
 from agents.graph import build_graph
-from agents.roles import ROLES
+from agents.roles import ROLES, SUPERVISOR
 from chimera.config.roles import RolesConfig
 from chimera.config.sections.models import SLOTS
 from chimera.config.sections.society import SocietyConfig
@@ -89,7 +89,7 @@ def test_no_box_covers_another_also_with_more_roles(extra_juniors, extra_layers)
 def test_every_role_has_a_colour_and_a_caption():
     society = diagram()
     assert {box.group for box in society.boxes} == set(SLOTS)
-    assert {box.name for box in society.boxes} == set(CAPTIONS)
+    assert {box.name for box in society.boxes} == {*CAPTIONS, SUPERVISOR}
     assert {box.name: box.group for box in society.boxes if box.name in ROLES} == {
         role: slot for role, slot in RolesConfig().slots().items() if role in ROLES
     }

@@ -14,6 +14,7 @@ from training.algorithms import rejection
 from training.algorithms.rejection import RejectionSettings, draw, is_right
 from training.configuration import load_config
 from training.learning.base import PhasePlan
+from training.learning.states import states_of
 
 PLAN = PhasePlan("rejection", "rejection", (REFINER,), ("refiner",))
 
@@ -119,13 +120,14 @@ async def test_rollouts_of_its_own_are_asked_for_if_tasks_are_given(tmp_path):
 
 def test_an_answer_that_cannot_be_read_is_not_right(tmp_path):
     bench = Answers(tmp_path)
-    (call,) = bench.episode(bench.earlier[0]).calls([REFINER])
-    assert is_right(call, "yes", "both")
-    assert not is_right(call, "no", "both")
+    (state,) = states_of(bench.episode(bench.earlier[0]), [REFINER])
+    call, right = state.call, replace(state, label="yes")
+    assert is_right(call, right, "both")
+    assert not is_right(call, replace(state, label="no"), "both")
     for text in ("{", ""):
         choice = {**call.asked.choice, "message": {"role": "assistant", "content": text}}
-        assert not is_right(replace(call, asked=replace(call.asked, choice=choice)), "yes", "both")
-    assert not is_right(replace(call, asked=None), "yes", "both")
+        assert not is_right(replace(call, asked=replace(call.asked, choice=choice)), right, "both")
+    assert not is_right(replace(call, asked=None), right, "both")
 
 
 def test_it_is_one_short_file():
