@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from agents.findings import COMBINED
 from agents.supervisor import VOTE
 from agents.visit.prompting import opening, payload_of
 from chimera.config.roles import JUDGE
@@ -132,7 +133,7 @@ def _unlike_stage(record: RolloutRecord, stage: Stage) -> Iterator[str]:
     expected = next((policy.version for policy in stage.policies if policy.part == "choice"), BY_MODEL)
     selection = record.outputs.get("selection") or {}
     policy = selection.get("policy", expected)
-    if policy == VOTE:  # The society's graph says so, and the replay counts the votes again.
+    if policy in (COMBINED, VOTE):  # The society's graph says so, and the replay counts again.
         return
     if policy != expected:
         yield f"its selection was made by {policy!r}, but must be by {expected!r}"
