@@ -18,7 +18,7 @@ FINDINGS, COMBINATION = "findings", "combination"
 COMBINED = "combined"
 """The author of what all findings say together, and the policy name of handing on all."""
 MOST_FINDINGS = 6
-"""Most findings of one answer: more passages than these get none."""
+"""Most findings of one answer: more passages than these get none (docs/extending.md)."""
 MOST_STUDIES = 64
 
 Says = TypeVar("Says")

@@ -95,7 +95,7 @@ def _after_round(shape: GraphConfig) -> Callable[[ResearchState], list[str]]:
 
 def _after_search(state: ResearchState) -> list[str]:
     """The juniors that are sent to search once more, or the refiner."""
-    return list(state["searches"][-1]) or [REFINER]
+    return list(state["searches"][-1]) or [entrance(REFINER)]
 
 
 def entrance(role: str) -> str:
@@ -173,7 +173,7 @@ def _graph(
     if combines:
         for junior in juniors:
             graph.add_edge(junior, SUPERVISOR)
-        graph.add_conditional_edges(SUPERVISOR, _after_search, [*juniors, REFINER])
+        graph.add_conditional_edges(SUPERVISOR, _after_search, [*juniors, entrance(REFINER)])
     else:
         # One edge with a list of sources: what follows waits for all juniors and runs once.
         graph.add_edge([start] if start in JUNIORS else juniors, DEBATE if shape.debate else SUPERVISOR)
@@ -183,8 +183,8 @@ def _graph(
     for role in order:
         for adviser, following in pairwise((*advisers_of(role), role)):
             graph.add_edge(adviser, following)
-    first = () if combines else (SUPERVISOR,)
-    for role, following in pairwise((*first, *order) if shape.reviewed else (*first, *order, PRINCIPAL_INVESTIGATOR)):
+    chooser, last = () if combines else (SUPERVISOR,), () if shape.reviewed else (PRINCIPAL_INVESTIGATOR,)
+    for role, following in pairwise((*chooser, *order, *last)):
         graph.add_edge(role, entrance(following))
     if shape.reviewed:
         graph.add_conditional_edges(
