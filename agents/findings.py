@@ -26,17 +26,22 @@ Name = Annotated[str, StringConstraints(max_length=160)]
 
 
 class Part(BaseModel, Generic[Says]):
-    """What a study says to one part of the question, and whether it is the same that is asked."""
+    """What a study says to one part of the question beside what is asked there, and whether they are the same.
+
+    A small model cannot compare what stands far apart, so an answer copies both first.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     says: Says
+    asked: Says
     same: bool
 
 
 class StudyFinding(BaseModel):
-    """What one study says. `study` is the id of its passage, `size` the number of its participants, `answer` what it
-    says by itself to a question about its population and outcome."""
+    """What one study says. `study` is the id of its passage, `size` the number of its participants; `group` and
+    `condition` are its population; `answer` is what it says by itself to a question about its population and outcome.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -45,7 +50,8 @@ class StudyFinding(BaseModel):
     retracted: bool
     design: Design
     size: Annotated[int, Field(ge=1, le=9_999_999)]
-    population: Part[Phrase]
+    group: Part[Phrase]
+    condition: Part[Phrase]
     outcome: Part[Phrase]
     direction: Part[Literal["lower", "higher"]]
     significance: Literal["significant", "borderline", "not significant"]
@@ -55,7 +61,6 @@ class StudyFinding(BaseModel):
 class Findings(Answer):
     """A junior's findings. `search` is another name of the treatment, to search for next; empty if it read of none."""
 
-    asked: Phrase
     findings: Annotated[list[StudyFinding], Field(max_length=MOST_FINDINGS)]
     search: Name
 
@@ -94,11 +99,15 @@ FORMS: Mapping[str, type[Answer]] = {FINDINGS: Findings, COMBINATION: Combinatio
 """The schemas of the answers by the form that a visit's first message names."""
 
 
+TOPICS: Mapping[str, str] = {"group": "population", "condition": "population", "outcome": "outcome"}
+"""The parts of a finding that have to be the ones asked about, with what is said to differ where one is not."""
+
+
 def left_out(finding: Mapping[str, Any]) -> str | None:
     """Why a finding does not count; None if it does."""
     if finding["retracted"]:
         return "retracted"
-    return next((f"other {part}" for part in ("population", "outcome") if not finding[part]["same"]), None)
+    return next((f"other {topic}" for part, topic in TOPICS.items() if not finding[part]["same"]), None)
 
 
 def vote(finding: Mapping[str, Any]) -> Vote:

@@ -135,6 +135,7 @@ def main(argv: list[str]) -> int:
     if options.start:
         tokenizer = AutoTokenizer.from_pretrained(options.start)
         model = Qwen2ForCausalLM.from_pretrained(options.start, dtype=torch.float32, use_safetensors=True)
+        model.config.max_position_embeddings = shape.context_length
     else:
         sample = itertools.islice(stream(tasks(TRAIN_SEED - 1, options.levels), options.seed, Habits()), 8000)
         tokenizer = train_tokenizer((text_of(t) for t in sample), shape.vocab_size, read_chat_template(ASSETS))

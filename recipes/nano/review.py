@@ -30,9 +30,9 @@ from agents.visit.prompting import Message, dump, opening, tool_message
 from chimera.config.roles import JUNIORS, LITERATURE, OWN_TOOLS, TRIALS
 from chimera.core.types import abstract_text
 from chimera.core.weighing import weigh
-from chimera.data.generated.review import NAMES, ReviewFacts, ReviewStudy, ReviewTask, other_population
+from chimera.data.generated.review import NAMES, ReviewFacts, ReviewStudy, ReviewTask
 from chimera.data.generated.text import Direction, write_question
-from chimera.data.generated.vocabulary import ENDPOINTS, Subject
+from chimera.data.generated.vocabulary import CONDITIONS, ENDPOINTS, GROUPS, Subject
 from recipes.nano.transcripts import Habits, Transcript, blur, concrete, feedback
 
 DATABASES: dict[str, str] = {JUNIORS[0]: LITERATURE, JUNIORS[1]: TRIALS}
@@ -57,25 +57,30 @@ def query(facts: ReviewFacts, way: Way) -> str:
 
 def finding_of(facts: ReviewFacts, study: ReviewStudy) -> dict[str, Any]:
     """The finding that is right for a study."""
+    populations = study.population, facts.population
     return {
         "study": study.id,
         "quote": study.finding.sentence,
         "retracted": study.retracted,
         "design": study.design,
         "size": study.participants,
-        "population": {"says": study.population, "same": study.population == facts.population},
-        "outcome": {"says": study.endpoint, "same": study.endpoint == facts.endpoint},
-        "direction": {"says": study.finding.direction, "same": study.finding.direction == facts.target},
+        "group": beside(*(population.partition(" with ")[0] for population in populations)),
+        "condition": beside(*(population.partition(" with ")[2] for population in populations)),
+        "outcome": beside(study.endpoint, facts.endpoint),
+        "direction": beside(study.finding.direction, facts.target),
         "significance": study.finding.significance,
         "answer": study.finding.answer(facts.target),
     }
+
+
+def beside(says: str, asked: str) -> dict[str, Any]:
+    return {"says": says, "asked": asked, "same": says == asked}
 
 
 def findings_of(facts: ReviewFacts, studies: Sequence[ReviewStudy], searched: bool = False) -> Findings:
     """The findings that are right for `studies`, in this order. `searched`: the second name is searched already."""
     leads = not searched and any(study.second_name for study in studies)
     return Findings(
-        asked=f"{facts.target} {facts.endpoint} in {facts.population}",
         findings=[StudyFinding.model_validate(finding_of(facts, study)) for study in studies],
         search=facts.second_name if leads else "",
     )
@@ -134,7 +139,7 @@ def reader(item: ReviewTask, rng: random.Random) -> Transcript:
 
 
 def about(item: ReviewTask, rng: random.Random, study: ReviewStudy) -> ReviewTask:
-    """The same studies with another question: half of the time about another population, and about another outcome.
+    """The same studies with another question: half of the time about another group, condition or outcome.
 
     Without these questions nearly all that is read would be about what is asked, and no comparison would be learned.
     """
@@ -144,7 +149,7 @@ def about(item: ReviewTask, rng: random.Random, study: ReviewStudy) -> ReviewTas
     name = endpoint.synonym if facts.level == 4 and rng.random() < 0.5 else endpoint.name
     way: Direction = rng.choice(("lower", "higher"))
     group, _, condition = study.population.partition(" with ")
-    population = rng.choice((study.population, other_population(rng, group, condition)))
+    population = f"{rng.choice((group, rng.choice(GROUPS)))} with {rng.choice((condition, rng.choice(CONDITIONS)))}"
     subject = Subject(facts.kind, facts.therapy, facts.comparator, "", "")
     asked_facts = replace(facts, target=way, endpoint=endpoint.name, asked_endpoint=name, population=population)
     goal = write_question(rng, subject, name, population, way, facts.level)
@@ -165,11 +170,12 @@ def refiner(item: ReviewTask, rng: random.Random, *, true: bool = False) -> Tran
 
 def practice(rng: random.Random) -> dict[str, Any]:
     """What the refiner needs to know of a finding, of no study."""
-    flaw = rng.choice(("retracted", "population", "outcome", *[None] * 4))
+    flaw = rng.choice(("retracted", "group", "condition", "outcome", *[None] * 5))
     return {
         "study": "",
         "retracted": flaw == "retracted",
-        "population": {"same": flaw != "population"},
+        "group": {"same": flaw != "group"},
+        "condition": {"same": flaw != "condition"},
         "outcome": {"same": flaw != "outcome"},
         "design": rng.choice(("trial", "cohort")),
         "size": 2 * rng.randint(50, 490),

@@ -114,30 +114,32 @@ def test_findings_are_right_one_by_one_and_together_give_the_label(item) -> None
     findings = [finding_of(item.facts, study) for study in item.facts.studies]
     assert concluded(findings)["answer"] == item.task.label
     by_second = [study for study in item.facts.studies if study.name == NAMES[0]][:4]
-    answer = Findings(asked="x", findings=[finding_of(item.facts, study) for study in by_second], search="")
+    answer = Findings(findings=[finding_of(item.facts, study) for study in by_second], search="")
     votes = [vote(item.facts, study) for study in by_second]
     assert share_right(answer, votes) == 1
     (wrong, *others) = answer.findings
     other = {"yes": "no", "no": "yes", "maybe": "yes"}[wrong.answer]
-    same = Part(says="x", same=True)
-    changed = wrong.model_copy(update={"answer": other, "retracted": False, "population": same, "outcome": same})
+    parts = dict.fromkeys(("group", "condition", "outcome"), Part(says="x", asked="x", same=True))
+    changed = wrong.model_copy(update={"answer": other, "retracted": False, **parts})
     worse = answer.model_copy(update={"findings": [changed, *others]})
     assert share_right(worse, votes) == 1 - 1 / len(votes)
 
 
 def test_a_tally_adds_up_and_says_of_the_others_why_they_do_not_count() -> None:
-    def finding(design, size, answer, *, retracted=False, population=True, outcome=True):
-        parts = {"population": {"same": population}, "outcome": {"same": outcome}}
+    def finding(design, size, answer, *, retracted=False, group=True, condition=True, outcome=True):
+        parts = {"group": {"same": group}, "condition": {"same": condition}, "outcome": {"same": outcome}}
         return {"study": "", "design": design, "size": size, "answer": answer, "retracted": retracted, **parts}
 
     findings = [
         finding("trial", 400, "yes"),
-        finding("cohort", 398, "no", retracted=True, population=False),
+        finding("cohort", 398, "no", retracted=True, condition=False),
         finding("cohort", 398, "maybe"),
         finding("trial", 398, "no"),
         finding("trial", 398, "no", outcome=False),
+        finding("trial", 398, "no", group=False),
+        finding("trial", 398, "no", condition=False),
     ]
-    last = "4 trial 398 no 2 4:2; 5 other outcome"
+    last = "4 trial 398 no 2 4:2; 5 other outcome; 6 other population; 7 other population"
     assert tally(findings) == f"1 trial 400 yes 4 4:0; 2 retracted; 3 cohort 398 maybe 1 4:0; {last}"
     assert tally([]) == "no study"
 
