@@ -11,6 +11,7 @@ from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from agents.schemas import Answer, Phrase, Quote
+from chimera.config.sections.graph import MOST_FINDINGS
 from chimera.core.types import YesNoMaybe
 from chimera.core.weighing import Design, Vote, points, weigh, weight
 
@@ -20,8 +21,6 @@ COMBINED = "combined"
 AGAIN = "again"
 SEARCH_AGAIN: Sequence[Mapping[str, Any]] = ({"author": AGAIN}, {"author": COMBINED})
 """What is chosen between where juniors could search once more: that they do, or the answer of the findings so far."""
-MOST_FINDINGS = 6
-"""Most findings of one answer: more passages than these get none (docs/extending.md)."""
 MOST_STUDIES = 64
 
 Says = TypeVar("Says")

@@ -91,7 +91,8 @@ async def combine_node(state: ResearchState, runtime: Runtime[RunContext]) -> Up
     selector chooses, which without a policy sends them.
     """
     context, hypotheses, rounds = runtime.context, state["initial_hypotheses"], state.get("searches", [])
-    findings, choices = gathered(hypotheses), state.get("choices", [])
+    findings = gathered(hypotheses)
+    recorded: Update = {}
     searched = {"", *(name for names in rounds for name in names.values())}
     sent = {junior["author"]: junior["search"] for junior in hypotheses if junior["search"] not in searched}
     if len(rounds) + 1 < context.config.graph.searches and sent:
@@ -99,12 +100,12 @@ async def combine_node(state: ResearchState, runtime: Runtime[RunContext]) -> Up
         candidates = Candidates(state["research_goal"], SEARCH_AGAIN, (), cues)
         with errors_of(SUPERVISOR):
             choice, preferred = _search_choice(candidates, context, len(rounds) + 1)
-        choices = [*choices, {**_recorded(choice, preferred), "cues": cues}]
+        recorded = {"choices": [*state.get("choices", []), {**_recorded(choice, preferred), "cues": cues}]}
         if choice.author == AGAIN:
-            return {"searches": [*rounds, sent], "choices": choices, "sender": SUPERVISOR}
+            return {**recorded, "searches": [*rounds, sent], "sender": SUPERVISOR}
     return {
+        **recorded,
         "searches": [*rounds, {}],
-        "choices": choices,
         "selected_hypothesis": {"author": COMBINED, **concluded(findings)},
         "supervisor_justification": f"{len(findings)} studies were read in {len(rounds) + 1} rounds of searches.",
         "selection": {

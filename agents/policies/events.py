@@ -1,8 +1,8 @@
 """A logged choice, with its reward."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +34,8 @@ class BanditEvent:
     task_id: str | None = None
     hindsight: Mapping[str, float] | None = None
     cues: Mapping[str, float] = field(default_factory=dict)
+
+    def less(self, cost: float) -> Self:
+        """The same choice where the rollout would have cost as much more, whatever was chosen."""
+        hindsight = self.hindsight and {author: reward - cost for author, reward in self.hindsight.items()}
+        return replace(self, reward=self.reward - cost, hindsight=hindsight)
