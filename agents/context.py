@@ -75,7 +75,7 @@ class Candidates:
 
 
 class Selector(Protocol):
-    """Selects one hypothesis, or whether juniors search once more. A learned policy implements this to replace the choice of the supervisor's model.
+    """Selects one hypothesis, or whether juniors search once more. A learned policy implements this.
 
     It derives every random draw from `seed`, the run's seed, so that a seeded run repeats exactly.
     """

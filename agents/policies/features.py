@@ -103,7 +103,9 @@ def search_features(cues: Mapping[str, float]) -> "Rows":
     import numpy as np
 
     standing = [1.0, *(cues[name] / unit for name, unit in SEARCH_CUES.items())]
-    return np.kron(np.eye(len(SEARCH_AGAIN)), np.array(standing))
+    return np.array(
+        [[number * (row is action) for row in SEARCH_AGAIN for number in standing] for action in SEARCH_AGAIN]
+    )
 
 
 @cache

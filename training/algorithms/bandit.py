@@ -40,13 +40,13 @@ class Bandit:
         graph = config.society.graph
         if graph.choose == "combine" and graph.searches == 1:
             raise ConfigError(
-                f"society.graph.searches=1 leaves nothing to {plan.name}: where findings are combined it learns whether "
-                f"juniors search once more; set it to 2 or more, or leave {plan.name} out"
+                f"society.graph.searches=1 leaves nothing to {plan.name}: where findings are combined it learns "
+                f"whether juniors search once more; set it to 2 or more, or leave {plan.name} out"
             )
         if graph.choose == "combine" and settings.update == "hindsight":
             raise ConfigError(
-                f"{plan.name}.update=hindsight cannot work with society.graph.choose=combine: nothing tells what another "
-                f"round of searches would have earned; set {plan.name}.update to direct"
+                f"{plan.name}.update=hindsight cannot work with society.graph.choose=combine: nothing tells what "
+                f"another round of searches would have earned; set {plan.name}.update to direct"
             )
         if settings.update == "hindsight" and config.reward.alignment == 0:
             raise ConfigError(

@@ -70,8 +70,8 @@ class GraphConfig(ConfigSection):
         """Raise ConfigError if tasks that offer these answers cannot be answered from findings."""
         if self.choose == "combine" and not decides(labels):
             raise ConfigError(
-                f"society.graph.choose=combine cannot answer tasks that offer {', '.join(labels)}: findings say yes, no "
-                "or maybe; set it to select"
+                f"society.graph.choose=combine cannot answer tasks that offer {', '.join(labels)}: findings say yes, "
+                "no or maybe; set it to select"
             )
 
     @property

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from message_kit import refused
 
 from agents.context import Candidates
-from agents.policies.bandit import BanditPolicy, Settings, folds, load_policy
 from agents.findings import SEARCH_AGAIN, search_cues
+from agents.policies.bandit import BanditPolicy, Settings, folds, load_policy
 from agents.policies.events import BanditEvent
 from agents.policies.features import HASHED_LENGTH, feature_names, features, search_features, search_names
 from agents.policies.models import DRAWS, LinearThompson, SoftLogistic
