@@ -62,15 +62,20 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """A selector's input: the question, the juniors' hypotheses, and the passages that they have seen."""
+    """A selector's input: the question, the juniors' hypotheses, and the passages that they have seen.
+
+    Where findings are combined, `agents.findings.SEARCH_AGAIN` stands in place of hypotheses, and `cues` tells in
+    numbers how things stand (`agents.findings.search_cues`).
+    """
 
     goal: str
     hypotheses: Sequence[Mapping[str, Any]]
     sources: Sequence[Mapping[str, str]]
+    cues: Mapping[str, float] = field(default_factory=dict)
 
 
 class Selector(Protocol):
-    """Selects one hypothesis. A learned policy implements this to replace the choice of the supervisor's model.
+    """Selects one hypothesis, or whether juniors search once more. A learned policy implements this.
 
     It derives every random draw from `seed`, the run's seed, so that a seeded run repeats exactly.
     """

@@ -11,14 +11,16 @@ from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from agents.schemas import Answer, Phrase, Quote
+from chimera.config.sections.graph import MOST_FINDINGS
 from chimera.core.types import YesNoMaybe
 from chimera.core.weighing import Design, Vote, points, weigh, weight
 
 FINDINGS, COMBINATION = "findings", "combination"
 COMBINED = "combined"
 """The author of what all findings say together, and the policy name of handing on all."""
-MOST_FINDINGS = 6
-"""Most findings of one answer: more passages than these get none (docs/extending.md)."""
+AGAIN = "again"
+SEARCH_AGAIN: Sequence[Mapping[str, Any]] = ({"author": AGAIN}, {"author": COMBINED})
+"""What is chosen between where juniors could search once more: that they do, or the answer of the findings so far."""
 MOST_STUDIES = 64
 
 Says = TypeVar("Says")
@@ -158,6 +160,26 @@ def gathered(hypotheses: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]
         for finding in hypothesis["findings"]:
             by_study.setdefault(finding["study"], finding)
     return list(by_study.values())
+
+
+def search_cues(findings: Sequence[Mapping[str, Any]], rounds: int, sent: int) -> dict[str, float]:
+    """What the choice whether juniors search once more rests on: counts, points, and their difference as a share.
+
+    Args:
+        rounds: Rounds of searches so far.
+        sent: Number of juniors that would search once more.
+    """
+    yes, no = points(map(vote, findings))
+    return {
+        "findings": len(findings),
+        "counting": len(counting(findings)),
+        "points yes": yes,
+        "points no": no,
+        "margin": abs(yes - no) / max(1, yes + no),
+        "maybe": float(yes == no),
+        "rounds": rounds,
+        "sent": sent,
+    }
 
 
 def with_findings(earlier: Sequence[Mapping[str, Any]], answer: Mapping[str, Any]) -> dict[str, Any]:

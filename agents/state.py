@@ -65,6 +65,9 @@ class ResearchState(TypedDict):
             probability of each author (None if not known); the passages that the juniors saw. Writer: Supervisor.
         searches: Of each round of searches after the first, the name that each junior was sent to search for; the last
             is empty. Writer: Supervisor, where findings are combined.
+        choices: Of each time that juniors could search once more, who chose whether they do, as in `selection`, and
+            the "cues" that it rested on (`agents.findings.search_cues`). Writer: Supervisor, where findings are
+            combined.
         refined_hypothesis: A `Hypothesis`. Writer: HypothesisRefiner.
         unreviewed_hypothesis: The refined hypothesis of the first visit, before any review. Writer: HypothesisRefiner.
         advice: Answers of the roles that advise others, by the adviser's name; missing without such roles. Writers: the
@@ -97,6 +100,7 @@ class ResearchState(TypedDict):
     supervisor_justification: str
     selection: dict[str, Any]
     searches: list[dict[str, str]]
+    choices: list[dict[str, Any]]
     refined_hypothesis: dict[str, Any]
     unreviewed_hypothesis: dict[str, Any]
     advice: dict[str, Any]

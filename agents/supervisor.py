@@ -14,7 +14,7 @@ from typing import Any, cast
 from langgraph.runtime import Runtime
 
 from agents.context import Candidates, Choice, RunContext
-from agents.findings import COMBINED, concluded, gathered
+from agents.findings import AGAIN, COMBINED, SEARCH_AGAIN, concluded, gathered, search_cues
 from agents.roles import ROLES, SUPERVISOR
 from agents.schemas import Selection, selection_of
 from agents.state import ResearchState, Update
@@ -57,13 +57,7 @@ async def supervisor_node(state: ResearchState, runtime: Runtime[RunContext]) ->
     return {
         "selected_hypothesis": selected,
         "supervisor_justification": answers[-1][0].justification,
-        "selection": {
-            "author": choice.author,
-            "preferred": preferred,
-            "policy": choice.policy,
-            "propensities": None if choice.propensities is None else dict(choice.propensities),
-            "sources": list(candidates.sources),
-        },
+        "selection": {**_recorded(choice, preferred), "sources": list(candidates.sources)},
         "messages": {SUPERVISOR: [message for _, messages in answers for message in messages]},
         "sender": SUPERVISOR,
         "turn_count": len(answers),
@@ -93,15 +87,24 @@ async def vote_node(state: ResearchState, runtime: Runtime[RunContext]) -> Updat
 async def combine_node(state: ResearchState, runtime: Runtime[RunContext]) -> Update:
     """Send juniors to search once more, or else hand on what all findings say by the rule, without a model.
 
-    A junior is sent if it read of another name of the treatment, which none was sent to search for.
+    A junior can be sent if it read of another name of the treatment, which none was sent to search for. Then the
+    selector chooses, which without a policy sends them.
     """
-    graph, hypotheses, rounds = runtime.context.config.graph, state["initial_hypotheses"], state.get("searches", [])
+    context, hypotheses, rounds = runtime.context, state["initial_hypotheses"], state.get("searches", [])
+    findings = gathered(hypotheses)
+    recorded: Update = {}
     searched = {"", *(name for names in rounds for name in names.values())}
     sent = {junior["author"]: junior["search"] for junior in hypotheses if junior["search"] not in searched}
-    if len(rounds) + 1 < graph.searches and sent:
-        return {"searches": [*rounds, sent], "sender": SUPERVISOR}
-    findings = gathered(hypotheses)
+    if len(rounds) + 1 < context.config.graph.searches and sent:
+        cues = search_cues(findings, len(rounds) + 1, len(sent))
+        candidates = Candidates(state["research_goal"], SEARCH_AGAIN, (), cues)
+        with errors_of(SUPERVISOR):
+            choice, preferred = _search_choice(candidates, context, len(rounds) + 1)
+        recorded = {"choices": [*state.get("choices", []), {**_recorded(choice, preferred), "cues": cues}]}
+        if choice.author == AGAIN:
+            return {**recorded, "searches": [*rounds, sent], "sender": SUPERVISOR}
     return {
+        **recorded,
         "searches": [*rounds, {}],
         "selected_hypothesis": {"author": COMBINED, **concluded(findings)},
         "supervisor_justification": f"{len(findings)} studies were read in {len(rounds) + 1} rounds of searches.",
@@ -114,6 +117,21 @@ async def combine_node(state: ResearchState, runtime: Runtime[RunContext]) -> Up
         },
         "sender": SUPERVISOR,
     }
+
+
+def _search_choice(candidates: Candidates, context: RunContext, number: int) -> tuple[Choice, str | None]:
+    """Choice `number` of a run, from 1, and what is preferred without a policy; None if a policy chose first."""
+    seed = context.seed_of(SUPERVISOR, number, 0)
+    choice, preferred = context.select.propose(candidates, seed), None
+    if choice is None:
+        choice, preferred = context.select.select(candidates, AGAIN, seed), AGAIN
+    _of_author(choice, candidates.hypotheses)
+    return choice, preferred
+
+
+def _recorded(choice: Choice, preferred: str | None) -> dict[str, Any]:
+    propensities = None if choice.propensities is None else dict(choice.propensities)
+    return {"author": choice.author, "preferred": preferred, "policy": choice.policy, "propensities": propensities}
 
 
 def _of_author(choice: Choice, hypotheses: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -220,7 +220,9 @@ def _task(arguments: argparse.Namespace, config: "Config") -> Asked:
 def _task_named(name: str, config: "Config") -> Asked:
     from chimera.data.tasks import load
 
-    tasks = {task.id: task for task in load(config.data).tasks}
+    data = load(config.data)
+    config.society.graph.check_answers(data.labels)
+    tasks = {task.id: task for task in data.tasks}
     if name not in tasks:
         raise ConfigError(f"--task={name} is not in the data; there are {', '.join(list(tasks)[:3])}, ...")
     return Asked(tasks[name].brief(), tasks[name])

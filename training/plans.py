@@ -68,6 +68,7 @@ def make_phases(names: Sequence[str], config: Config, dataset: Dataset) -> list[
     Raises:
         ConfigError: A phase cannot run, or two phases contradict each other.
     """
+    config.society.graph.check_answers(dataset.labels)
     phases: list[Phase] = []
     for name in names:
         settings = config.pipeline[name]
@@ -113,9 +114,11 @@ def _check_roles(phase: Phase, config: Config) -> None:
         raise ConfigError(f"{setting} names {unknown[0]}, which is no member of the society and cannot be trained")
     from agents.graph import working  # LangGraph takes half a second.
     from agents.nodes import NODES
+    from agents.supervisor import combine_node
 
     at_work = working(config.society.graph)
-    if idle := [role for role in plan.roles if at_work.get(role) is not NODES[role]]:
+    learning = (*NODES.values(), *([combine_node] if part == "choice" else []))
+    if idle := [role for role in plan.roles if at_work.get(role) not in learning]:
         raise ConfigError(
             f"{setting} names {idle[0]}, which does not work in society.graph: leave it out, or let it work"
         )

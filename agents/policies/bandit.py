@@ -28,7 +28,7 @@ from safetensors.numpy import load_file, save_file
 
 from agents.context import Candidates
 from agents.policies.events import BanditEvent
-from agents.policies.features import feature_names, features
+from agents.policies.features import feature_names, features, search_features, search_names
 from agents.policies.models import Array, LinearThompson, RewardModel, SoftLogistic
 from chimera.core.errors import RunError
 from chimera.core.files import read_json_object
@@ -52,12 +52,19 @@ class Settings:
     max_weight: float
     seed: int
     labels: tuple[Label, ...] = LABELS
+    combines: bool = False
 
     @classmethod
-    def of(cls, config: Any, seed: int, labels: Sequence[Label] = LABELS) -> "Settings":
-        """Take what a phase sets from its settings; `labels` are the answers that the tasks offer."""
+    def of(cls, config: Any, seed: int, labels: Sequence[Label] = LABELS, *, combines: bool = False) -> "Settings":
+        """Take what a phase sets from its settings.
+
+        Args:
+            labels: The answers that the tasks offer.
+            combines: Findings are combined: it is chosen whether juniors search once more, and among no hypotheses.
+        """
         keys = ("policy", "update", "lr", "epochs", "max_weight")
-        return cls(**{key: getattr(config, key) for key in keys}, seed=seed, labels=tuple(labels))
+        taken = {key: getattr(config, key) for key in keys}
+        return cls(**taken, seed=seed, labels=tuple(labels), combines=combines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +77,7 @@ class LoggedExample:
 
 
 class BanditPolicy:
-    """Selects a hypothesis, and learns from logged choices.
+    """Selects a hypothesis, or whether juniors search once more, and learns from logged choices.
 
     Attributes:
         events: Number of logged choices that it has learned from.
@@ -88,26 +95,36 @@ class BanditPolicy:
         return self._model.predict(rows)
 
     def probabilities(self, candidates: Candidates, *, greedy: bool) -> Array:
-        """Probabilities (K,) of the K hypotheses. `greedy`: 1 for the best one, for the first of equals."""
-        rows = features(candidates, self.settings.hashed_features, self.settings.labels)
+        """Probabilities (K,) of the K hypotheses. `greedy`: 1 for the best one, for the first of equals.
+
+        Raises:
+            RunError: The policy has learned another kind of choice.
+        """
+        rows = self._rows(candidates)
         if greedy:
             return np.eye(len(rows))[int(self.expected(rows).argmax())]
         return self._model.probabilities(rows)
 
     def examples(self, events: Sequence[BanditEvent]) -> list[LoggedExample]:
-        """Compute the rows of `events`."""
+        """Compute the rows of `events`; raises RunError as `probabilities` does."""
         return [
             LoggedExample(
                 event,
-                features(
-                    Candidates(event.goal, event.hypotheses, event.sources),
-                    self.settings.hashed_features,
-                    self.settings.labels,
-                ),
+                self._rows(Candidates(event.goal, event.hypotheses, event.sources, event.cues)),
                 [hypothesis["author"] for hypothesis in event.hypotheses].index(event.author),
             )
             for event in events
         ]
+
+    def _rows(self, candidates: Candidates) -> Array:
+        if bool(candidates.cues) != self.settings.combines:
+            raise RunError(
+                "the bandit's policy is for another kind of choice: society.graph.choose was another when it learned; "
+                "set it as it was, or run the bandit phase again"
+            )
+        if self.settings.combines:
+            return search_features(candidates.cues)
+        return features(candidates, self.settings.hashed_features, self.settings.labels)
 
     def learn(self, examples: Sequence[LoggedExample]) -> None:
         """Learn from further logged choices, made by any policy.
@@ -190,7 +207,8 @@ def folds(examples: Sequence[LoggedExample]) -> list[tuple[list[LoggedExample], 
 
 
 def _make_model(settings: Settings) -> RewardModel:
-    columns = len(feature_names(settings.hashed_features, settings.labels))
+    names = search_names() if settings.combines else feature_names(settings.hashed_features, settings.labels)
+    columns = len(names)
     if settings.policy == "thompson":
         return LinearThompson(columns, settings.prior_variance, settings.noise_variance, settings.seed)
     return SoftLogistic(columns, settings.lr, settings.epochs, settings.seed)

@@ -1,17 +1,18 @@
-"""A logged choice among hypotheses, with its reward."""
+"""A logged choice, with its reward."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 
 @dataclass(frozen=True, slots=True)
 class BanditEvent:
-    """One logged choice among hypotheses, with its reward.
+    """One logged choice among hypotheses, or whether juniors search once more, with its reward.
 
     Attributes:
         goal: The research question; part of the context x.
-        hypotheses: The juniors' hypotheses, each with its `author`; part of x. The authors are the actions.
+        hypotheses: The juniors' hypotheses, each with its `author`; part of x. The authors are the actions. Where
+            findings are combined: `agents.findings.SEARCH_AGAIN`.
         author: The action a that was taken.
         preferred: The author that the supervisor's model preferred; None if it was not asked.
         propensities: Probability of each author under the policy that chose; None if not known.
@@ -19,6 +20,7 @@ class BanditEvent:
         sources: The passages that the authors had seen; part of x.
         hindsight: What the rollout would have earned with each author's hypothesis, by author, if the answer had been
             that hypothesis's and nothing else had changed; None if that is not known.
+        cues: How things stood in numbers, where findings are combined; part of x.
     """
 
     goal: str
@@ -31,3 +33,9 @@ class BanditEvent:
     sources: Sequence[Mapping[str, str]]
     task_id: str | None = None
     hindsight: Mapping[str, float] | None = None
+    cues: Mapping[str, float] = field(default_factory=dict)
+
+    def less(self, cost: float) -> Self:
+        """The same choice where the rollout would have cost as much more, whatever was chosen."""
+        hindsight = self.hindsight and {author: reward - cost for author, reward in self.hindsight.items()}
+        return replace(self, reward=self.reward - cost, hindsight=hindsight)

@@ -12,7 +12,9 @@ Each hypothesis gives one row phi(x, a), which has three blocks:
   comparison crossed with the answer. Each of the two has length `HASHED_LENGTH`. All weights share one prior
   variance, so a single word has little effect until many examples hold it.
 
-Features depend on texts only, so logged choices give the same rows at any time.
+Whether juniors search once more rests on a few numbers (`SEARCH_CUES`), with weights of their own for each action.
+
+Features depend on what is logged only, so logged choices give the same rows at any time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,6 +23,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from agents.context import Candidates
+from agents.findings import SEARCH_AGAIN
 from chimera.config.roles import JUNIORS
 from chimera.core.abstracts import (
     DIRECTIONS,
@@ -45,6 +48,17 @@ if TYPE_CHECKING:
 Hypothesis = Mapping[str, Any]
 
 HASHED_LENGTH = 0.5
+SEARCH_CUES: Mapping[str, float] = {
+    "findings": 16,
+    "counting": 16,
+    "points yes": 32,
+    "points no": 32,
+    "margin": 1,
+    "maybe": 1,
+    "rounds": 4,
+    "sent": 3,
+}
+"""The cues of `agents.findings.search_cues`, each with what counts as 1: all weights share one prior variance."""
 _MOST_QUOTES = 3
 
 
@@ -78,6 +92,20 @@ def features(candidates: Candidates, hashed: int, labels: Sequence[Label] = LABE
     named = np.array(rows)
     means = np.broadcast_to(named.mean(axis=0), named.shape)
     return np.hstack([named, means, _hashed(candidates, hashed)] if hashed else [named, means])
+
+
+def search_names() -> list[str]:
+    return [f"{action['author']}: {cue}" for action in SEARCH_AGAIN for cue in ("always", *SEARCH_CUES)]
+
+
+def search_features(cues: Mapping[str, float]) -> "Rows":
+    """The rows phi(x, a) of one choice whether juniors search once more, with the columns of `search_names`."""
+    import numpy as np
+
+    standing = [1.0, *(cues[name] / unit for name, unit in SEARCH_CUES.items())]
+    return np.array(
+        [[number * (row is action) for row in SEARCH_AGAIN for number in standing] for action in SEARCH_AGAIN]
+    )
 
 
 @cache

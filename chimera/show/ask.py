@@ -35,6 +35,9 @@ def cards(update: Mapping[str, Any], texts: Texts) -> Iterator[Card]:
     """The cards of one node's update. Quotes are looked up in `texts`, the passages seen so far."""
     for hypothesis in update.get("initial_hypotheses", ()):
         yield Card(f"{hypothesis['author']}: {hypothesis['answer']}", hypothesis_lines(hypothesis, texts))
+    for choice in update.get("choices", ())[-1:]:
+        who = chooser(choice)
+        yield Card(f"{who[:1].upper()}{who[1:]} chooses: {choice['author']}", _fields(choice["cues"]), "dark_orange3")
     if "selection" in update:
         selection, who = update["selection"], chooser(update["selection"])
         headline = f"{who[:1].upper()}{who[1:]} selects the hypothesis of the {selection['author']}"
@@ -67,10 +70,11 @@ def cards(update: Mapping[str, Any], texts: Texts) -> Iterator[Card]:
 
 
 def chooser(selection: Mapping[str, Any]) -> str:
-    """Who chose among the hypotheses in a recorded selection."""
+    """Who chose in a recorded selection, or in a choice whether juniors search once more (which has cues)."""
     policy = str(selection["policy"])
     if policy == BY_MODEL:
-        return "the supervisor's model" if chosen_by_model(selection) else "a random draw (exploration)"
+        usual = "the rule" if "cues" in selection else "the supervisor's model"
+        return usual if chosen_by_model(selection) else "a random draw (exploration)"
     return f"the bandit ({policy})" if "@" in policy else f"the policy {policy!r}"
 
 

@@ -25,6 +25,7 @@ def facts(tree: Tree) -> list[tuple[str, str]]:
         ("task", f"{record.task_id}, repeat {record.repeat}, seed {record.seed}, phase {record.phase}"),
         *([("error", record.error)] if record.error else []),
         *([("vetoed by", record.veto)] if record.veto else []),
+        *(("search once more", search_line(choice)) for choice in record.outputs.get("choices", ())),
         ("models", "; ".join(f"{model}: {version}" for model, version in used.items()) or "not known"),
     ]
 
@@ -127,14 +128,21 @@ def shown_answer(visit: ShownVisit) -> Mapping[str, Any] | None:
     return {GIVEN_NAMES[name]: value for name, value in visit.answer.items()} if has_choice else visit.answer
 
 
+def search_line(choice: Mapping[str, Any]) -> str:
+    """What was chosen where juniors could search once more, by whom, and with which probabilities."""
+    return ", ".join([str(choice["author"]), chooser(choice), *([_shares(choice)] if choice["propensities"] else [])])
+
+
+def _shares(selection: Mapping[str, Any]) -> str:
+    return ", ".join(f"{author} {share:.1%}" for author, share in (selection["propensities"] or {}).items())
+
+
 def selection_lines(selection: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Lines on who chose among the hypotheses, and with which probabilities."""
     lines = [("chosen", str(selection["author"])), ("chosen by", chooser(selection))]
     if selection["preferred"] is not None:
         lines.append(("the model preferred", str(selection["preferred"])))
-    propensities = selection["propensities"]
-    shares = propensities and ", ".join(f"{author} {share:.1%}" for author, share in propensities.items())
-    lines.append(("probability of each", shares or "not known"))
+    lines.append(("probability of each", _shares(selection) or "not known"))
     return lines
 
 

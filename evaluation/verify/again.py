@@ -131,14 +131,14 @@ def _unlike_task(record: RolloutRecord, seed: int, task: ResearchTask) -> Iterat
 def _unlike_stage(record: RolloutRecord, stage: Stage) -> Iterator[str]:
     """A sentence if the chooser of the hypothesis differs from the stage's: its policy or the supervisor's model."""
     expected = next((policy.version for policy in stage.policies if policy.part == "choice"), BY_MODEL)
-    selection = record.outputs.get("selection") or {}
-    policy = selection.get("policy", expected)
-    if policy in (COMBINED, VOTE):  # The society's graph says so, and the replay counts again.
-        return
-    if policy != expected:
-        yield f"its selection was made by {policy!r}, but must be by {expected!r}"
-    elif expected == BY_MODEL and selection.get("propensities") is not None:
-        yield "its selection was explored, which only training does"
+    for selection in (record.outputs.get("selection") or {}, *record.outputs.get("choices", ())):
+        policy = selection.get("policy", expected)
+        if policy in (COMBINED, VOTE):  # The society's graph says so, and the replay counts again.
+            continue
+        if policy != expected:
+            yield f"its selection was made by {policy!r}, but must be by {expected!r}"
+        elif expected == BY_MODEL and selection.get("propensities") is not None:
+            yield "its selection was explored, which only training does"
 
 
 async def _unlike_trace(

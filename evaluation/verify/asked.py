@@ -61,6 +61,7 @@ class AskedEvaluation:
         trained_dataset = load(trained.data)
         check_ids(run, trained, trained_dataset)
         dataset = trained_dataset if config.data == trained.data else load(config.data)
+        config.society.graph.check_answers(dataset.labels)
         tasks = choose_tasks(dataset, self.split, config, self.limit)
         check_unseen(tasks, trained_dataset, self.split)
         planned = tuple(map(PlannedTask.of, tasks))

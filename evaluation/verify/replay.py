@@ -241,13 +241,18 @@ class _Recorded:
 
 
 class _RecordedChoice:
-    """Who chose among hypotheses, as it is recorded; where nobody but the supervisor's model did, that is asked."""
+    """Who chose, as it is recorded; where nobody but the supervisor's model did, that is asked."""
 
     def __init__(self, record: RolloutRecord) -> None:
         self._selection: Mapping[str, Any] = record.outputs["selection"]
+        self._choices: Iterator[Mapping[str, Any]] = iter(record.outputs.get("choices", ()))
 
     def propose(self, candidates: Candidates, seed: int | None) -> Choice | None:
         """What a policy chose before the model was asked."""
+        if candidates.cues:
+            self._selection = next(self._choices, {})
+            if not self._selection:
+                raise RunError("its record lacks the choice whether juniors search once more")
         return None if self._selection["preferred"] is not None else self._choice()
 
     def select(self, candidates: Candidates, preferred: str, seed: int | None) -> Choice:

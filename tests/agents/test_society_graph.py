@@ -68,7 +68,14 @@ async def test_every_field_is_written_and_by_its_writer_only(society_kit):
             seen[name].add(node)
     assert dict(seen) == WRITERS
     state = await society_kit.make(society_kit.Model()).run(society_kit.brief)
-    written = set(get_type_hints(ResearchState)) - {"options", "confirmation", "advice", "debates", "searches"}
+    written = set(get_type_hints(ResearchState)) - {
+        "options",
+        "confirmation",
+        "advice",
+        "debates",
+        "searches",
+        "choices",
+    }
     assert set(state) == {*WRITERS, "research_goal"} == written
     assert state["research_goal"] == society_kit.brief.goal
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from agents.findings import Findings, Part, concluded, gathered, handed_over, share_right, tally
+from agents.policies.choice import SelectionSpec, make_selector
 from agents.roles import REFINER, ROLES
 from agents.tools.toolbox import build_toolbox
 from agents.visit.prompting import read_payload, schema_in
@@ -70,6 +71,28 @@ async def test_a_rollout_sends_what_the_transcripts_hold_and_answers_from_every_
     counting = [study.finding.sentence for study in studies if counts(LARGEST.facts, study)]
     assert state["refined_hypothesis"]["evidence"] == counting
     assert state["turn_count"] == 9  # two juniors twice, and five roles after them
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_whether_juniors_search_once_more_is_chosen_and_recorded(society_kit, seed) -> None:
+    """Without a policy they do; explored, it is drawn, and the answer is that of the findings so far."""
+    _, society = society_of(society_kit, LARGEST, searches=4)
+    usual = await society.run(LARGEST.task.brief(), seed)
+    (choice,) = usual["choices"]
+    cues = {"findings": 8, "rounds": 1, "sent": 2}
+    assert {"author": "again", "preferred": "again", "policy": "supervisor", "propensities": None} | cues == {
+        **{name: choice[name] for name in ("author", "preferred", "policy", "propensities")},
+        **{name: choice["cues"][name] for name in cues},
+    }
+    _, society = society_of(society_kit, LARGEST)
+    explored = make_selector(SelectionSpec(None, None, 1.0))
+    state = await society.run(LARGEST.task.brief(), seed, select=explored)
+    (drawn,) = state["choices"]
+    assert drawn["propensities"] == {"again": 0.5, "combined": 0.5}
+    rounds = 2 if drawn["author"] == "again" else 1
+    assert len(state["searches"]) == rounds
+    assert len(gathered(state["initial_hypotheses"])) == 8 * rounds
+    assert (state["selection"]["author"], state["selection"]["policy"]) == ("combined", "combined")
 
 
 async def test_each_finding_is_of_its_passage_and_quotes_it(society_kit) -> None:

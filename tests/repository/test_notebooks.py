@@ -98,7 +98,7 @@ def check_training(notebook):
     }.items():
         (shown,) = outputs(notebook, source)
         assert all(word in shown["text/plain"] for word in words), source
-    author, propensities, reward, hindsight = outputs(notebook, "episode.choice()")
+    author, propensities, reward, hindsight = outputs(notebook, "episode.choices()")
     assert author["text/plain"].strip("'") in JUNIORS
     assert all(junior in data["text/plain"] for data in (propensities, hindsight) for junior in JUNIORS)
     assert float(reward["text/plain"]) > 0

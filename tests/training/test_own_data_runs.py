@@ -33,8 +33,7 @@ def test_an_example_trains_evaluates_and_is_exported(name, tmp_path):
     here = f"runs_dir={tmp_path}"
     command("chimera.train", "--config", str(config), "--name", name, here, *SMALLER)
     run = Run(tmp_path / name)
-    chooser = set() if name == "review" else {"Supervisor"}  # where findings are combined, nobody chooses
-    assert {policy.target for policy in live(run.events()).values()} == {"junior", "refiner", "senior"} | chooser
+    assert {policy.target for policy in live(run.events()).values()} == {"junior", "refiner", "senior", "Supervisor"}
     command("chimera.eval", "--run", name, "--stages", "base,final", "--limit", "8", here, *QUICK)
     report = json.loads((run.path / "report" / "report.json").read_text())
     labels = ["A", "B", "C", "D", "E"] if name == "medqa" else ["yes", "no", "maybe"]

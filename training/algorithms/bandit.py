@@ -1,4 +1,6 @@
-"""The bandit phase: the supervisor learns to choose hypotheses, first from logged choices, then from its own.
+"""The bandit phase: the supervisor learns to choose, first from logged choices, then from its own.
+
+It chooses among hypotheses; where findings are combined, whether juniors search once more.
 
     learn from all choices that earlier phases logged; estimate the policy's value off-policy
     for each round:  the policy chooses in new training rollouts (with exploration)  ->  learn from these choices
@@ -35,6 +37,17 @@ class Bandit:
     part: ClassVar[Part | None] = "choice"
 
     def check(self, plan: PhasePlan, settings: BanditSettings, config: "Config", dataset: "Dataset") -> None:
+        graph = config.society.graph
+        if graph.choose == "combine" and graph.searches == 1:
+            raise ConfigError(
+                f"society.graph.searches=1 leaves nothing to {plan.name}: where findings are combined it learns "
+                f"whether juniors search once more; set it to 2 or more, or leave {plan.name} out"
+            )
+        if graph.choose == "combine" and settings.update == "hindsight":
+            raise ConfigError(
+                f"{plan.name}.update=hindsight cannot work with society.graph.choose=combine: nothing tells what "
+                f"another round of searches would have earned; set {plan.name}.update to direct"
+            )
         if settings.update == "hindsight" and config.reward.alignment == 0:
             raise ConfigError(
                 f"{plan.name}.update=hindsight cannot work with reward.alignment=0: what other hypotheses would have "
@@ -43,7 +56,7 @@ class Bandit:
         if config.rollouts.exploration == 0 and settings.update != "hindsight":
             raise ConfigError(
                 f"rollouts.exploration=0 cannot work with {plan.name}: without choices made at random nothing is known "
-                "of the hypotheses that are not preferred; set it above 0"
+                "of what is not preferred; set it above 0"
             )
         if settings.rounds and settings.tasks > len(dataset.train):
             raise ConfigError(
@@ -71,10 +84,11 @@ class _Rounds:
         from agents.policies.bandit import BanditPolicy, Settings
 
         plan, bench = self._plan, self._bench
-        policy = BanditPolicy(Settings.of(self._settings, bench.config.seed, bench.dataset.labels))
+        combines = bench.config.society.graph.choose == "combine"
+        policy = BanditPolicy(Settings.of(self._settings, bench.config.seed, bench.dataset.labels, combines=combines))
         # The order does not depend on which rollout ended first.
         earlier = sorted(await self._bench.episodes(), key=_place)
-        logged = await asyncio.to_thread(policy.examples, _choices(earlier))
+        logged = await asyncio.to_thread(policy.examples, _choices(earlier, self._settings.token_price))
         if len(logged) < self._settings.min_events:
             raise RunError(
                 f"{len(logged)} scored choices are logged, {plan.name}.min_events is {self._settings.min_events}: run "
@@ -86,7 +100,7 @@ class _Rounds:
             await self._bench.publish(await asyncio.to_thread(self._save, policy, f"{plan.name}-{number}"))
             round_episodes = await self._round(number)
             episodes += round_episodes
-            examples = await asyncio.to_thread(policy.examples, _choices(round_episodes))
+            examples = await asyncio.to_thread(policy.examples, _choices(round_episodes, self._settings.token_price))
             logged = [*logged, *examples]
             figures = await self._learn(policy, examples, logged, number + 1)
         if episodes:
@@ -133,9 +147,13 @@ def _place(episode: Episode) -> tuple[str, int, str]:
     return episode.record.phase, episode.record.repeat, episode.record.task_id
 
 
-def _choices(episodes: Sequence[Episode]) -> "list[BanditEvent]":
-    """The choices in `episodes`, in order. Episodes without a choice are left out."""
-    return [choice for episode in episodes if (choice := episode.choice()) is not None]
+def _choices(episodes: Sequence[Episode], token_price: float) -> "list[BanditEvent]":
+    """The choices in `episodes`, in order, with the reward that is left when the rollout's tokens are paid."""
+    return [
+        choice.less(token_price * sum(side for used in episode.record.tokens.values() for side in used.values()) / 1000)
+        for episode in episodes
+        for choice in episode.choices()
+    ]
 
 
 def _sentence(phase: str, figures: Mapping[str, Any]) -> str:
@@ -143,6 +161,6 @@ def _sentence(phase: str, figures: Mapping[str, Any]) -> str:
     if figures.get("gain") is None:
         return f"{learned}; the log cannot tell what that is worth"
     return (
-        f"{learned}; estimated gain over the model's own choice {figures['gain']:+z.3f} "
+        f"{learned}; estimated gain over the choice without it {figures['gain']:+z.3f} "
         f"({figures['gain_low']:+z.3f} to {figures['gain_high']:+z.3f}), effective sample size {figures['ess']:.0f}"
     )

@@ -9,7 +9,7 @@ from chimera.config.pipeline import PhaseSettings
 
 
 class BanditSettings(PhaseSettings):
-    """The supervisor's contextual bandit: which junior's hypothesis goes on."""
+    """The supervisor's contextual bandit: which junior's hypothesis goes on, or whether juniors search once more."""
 
     learns_weights: ClassVar[bool] = False
 
@@ -36,6 +36,10 @@ class BanditSettings(PhaseSettings):
     )
     tasks: Annotated[int, When.set("rounds")] = Field(
         default=40, ge=1, le=1_000_000, description="training tasks of one such round"
+    )
+
+    token_price: float = Field(
+        default=0.0, ge=0, le=1000, description="reward that 1,000 tokens of a rollout cost; 0: tokens cost nothing"
     )
 
     def most(self) -> str:

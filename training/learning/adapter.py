@@ -15,7 +15,7 @@ from typing import Any
 
 import agentlightning as agl
 
-from agents.findings import COMBINED
+from agents.findings import COMBINED, SEARCH_AGAIN
 from agents.policies.events import BanditEvent
 from agents.roles import ROLES
 from agents.visit.prompting import payload_of
@@ -131,13 +131,23 @@ class HierarchicalTraceAdapter(agl.TraceAdapter[list[agl.Triplet]]):
             )
         return calls
 
-    def adapt_for_bandit(self, record: RolloutRecord) -> BanditEvent | None:
-        """The choice among hypotheses with its reward; None if the rollout has no choice or no reward."""
+    def adapt_for_bandit(self, record: RolloutRecord) -> list[BanditEvent]:
+        """The choices with their reward: one among hypotheses, or those whether juniors search once more."""
         if record.reward is None or "selection" not in record.outputs:
-            return None
+            return []
         selection = record.outputs["selection"]
         if selection["policy"] == COMBINED:
-            return None
+            return [
+                BanditEvent(
+                    goal=record.outputs["research_goal"],
+                    hypotheses=SEARCH_AGAIN,
+                    reward=record.reward,
+                    sources=(),
+                    task_id=record.task_id,
+                    **choice,
+                )
+                for choice in record.outputs.get("choices", ())
+            ]
         aligned = record.parts.get("alignment")
         hindsight = None
         if aligned is not None:
@@ -146,7 +156,7 @@ class HierarchicalTraceAdapter(agl.TraceAdapter[list[agl.Triplet]]):
                 hypothesis["author"]: rest + weight * (hypothesis["answer"] == record.label)
                 for hypothesis in record.outputs["initial_hypotheses"]
             } | {selection["author"]: record.reward}
-        return BanditEvent(
+        event = BanditEvent(
             goal=record.outputs["research_goal"],
             hypotheses=record.outputs["initial_hypotheses"],
             author=selection["author"],
@@ -158,6 +168,7 @@ class HierarchicalTraceAdapter(agl.TraceAdapter[list[agl.Triplet]]):
             task_id=record.task_id,
             hindsight=hindsight,
         )
+        return [event]
 
     def _immediate(self, record: ModelCall, uses: Sequence[ToolUse]) -> float:
         if record.parsed is None:

@@ -64,8 +64,8 @@ class Episode:
         """
         return self._adapter.adapt_for_ppo(self.trace(), roles)
 
-    def choice(self) -> BanditEvent | None:
-        """The choice among hypotheses with its reward; None if there was none, or no reward. It needs no trace."""
+    def choices(self) -> list[BanditEvent]:
+        """The choices that a bandit learns from, with the reward; none without a reward. It needs no trace."""
         return self._adapter.adapt_for_bandit(self.record)
 
     def trace(self) -> Sequence[Span]:

@@ -1,11 +1,17 @@
 """The society as data: who works in it, and in which order."""
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from chimera.config.loader import ConfigSection, When
 from chimera.config.roles import JUNIORS, SAFETY
+from chimera.core.errors import ConfigError
+from chimera.core.types import Label, decides
+
+MOST_FINDINGS = 6
+"""Most findings of one answer: more passages than these get none (docs/extending.md)."""
 
 
 class GraphConfig(ConfigSection):
@@ -59,6 +65,14 @@ class GraphConfig(ConfigSection):
                 f"waives=[{SAFETY}] that this is meant"
             )
         return self
+
+    def check_answers(self, labels: Sequence[Label]) -> None:
+        """Raise ConfigError if tasks that offer these answers cannot be answered from findings."""
+        if self.choose == "combine" and not decides(labels):
+            raise ConfigError(
+                f"society.graph.choose=combine cannot answer tasks that offer {', '.join(labels)}: findings say yes, "
+                "no or maybe; set it to select"
+            )
 
     @property
     def reviewed(self) -> bool:

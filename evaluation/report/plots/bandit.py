@@ -80,7 +80,7 @@ def _panel(title: str, forecast: Forecast) -> Panel:
 
 
 def _gains(plan: Plan, phase: str, phase_forecasts: Sequence[Forecast], comparisons: Comparisons) -> Panel:
-    panel = Panel("gain over the model's own choice")
+    panel = Panel("gain over the choice without it")
     for forecast in phase_forecasts if len(phase_forecasts) == 1 else (phase_forecasts[0], phase_forecasts[-1]):
         if (gain := forecast.estimates.get("gain")) is not None:
             when = "before its choices" if forecast.step == 0 else "with its choices"

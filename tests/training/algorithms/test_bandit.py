@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from message_kit import refused
 
 from agents.context import Candidates
+from agents.findings import SEARCH_AGAIN, search_cues
 from agents.policies.bandit import BanditPolicy, Settings, folds, load_policy
 from agents.policies.events import BanditEvent
-from agents.policies.features import HASHED_LENGTH, feature_names, features
+from agents.policies.features import HASHED_LENGTH, feature_names, features, search_features, search_names
 from agents.policies.models import DRAWS, LinearThompson, SoftLogistic
 from chimera.config.roles import JUNIORS
 from chimera.core.abstracts import Passages, direction, significance, stems
@@ -377,6 +378,65 @@ def test_relevant_sentences_give_a_statistic_and_share_most_with_the_question():
     passages = Passages.of(stems("Does the drug lower pain?"), [SOURCE["text"], "The drug lowers pain, we think."])
     assert [passages.sentences[at] for at in passages.relevant] == ["Pain was lower in the drug group (p=0.01)."]
     assert passages.origin("pain was lower in the drug group")[0] == 0
+
+
+# --- whether juniors search once more
+
+
+def finding(study, answer, *, retracted=False):
+    same = {"same": True}
+    parts = {"group": same, "condition": same, "outcome": same}
+    return {"study": study, "retracted": retracted, "design": "trial", "size": 500, "answer": answer, **parts}
+
+
+def test_search_cues_count_what_counts_and_its_points():
+    findings = [finding("1", "yes"), finding("2", "yes"), finding("3", "no"), finding("4", "no", retracted=True)]
+    cues = search_cues(findings, 1, 2)
+    expected = {"findings": 4, "counting": 3, "points yes": 8, "points no": 4, "margin": 1 / 3, "maybe": 0}
+    assert cues == pytest.approx({**expected, "rounds": 1, "sent": 2})
+    nothing = search_cues([], 1, 1)
+    assert (nothing["margin"], nothing["maybe"]) == (0, 1)
+    rows = search_features(cues)
+    assert rows.shape == (2, len(search_names()))
+    assert rows[0] @ rows[1] == 0, "each action has weights of its own"
+
+
+def searches(size, seed, price=0.0):
+    """A further search is worth 0.8 where the sides are equal, and nothing elsewhere."""
+    rng = random.Random(seed)
+    propensities = {"again": 0.75, "combined": 0.25}
+    for number in range(size):
+        findings = [finding("1", "yes"), finding("2", rng.choice(["yes", "no"]))]
+        cues = search_cues(findings, 1, 2)
+        author = rng.choices(list(propensities), list(propensities.values()))[0]
+        reward = 1.0 - 0.8 * (cues["maybe"] and author == "combined") + rng.gauss(0, 0.2)
+        one = BanditEvent("Q?", SEARCH_AGAIN, author, "again", propensities, "s", reward, (), f"t{number}", cues=cues)
+        yield one.less(price * (author == "again"))
+
+
+@pytest.mark.parametrize("update", ["direct", "ips", "dr"])
+def test_juniors_are_sent_again_where_it_pays_for_its_tokens(update, tmp_path):
+    policy = BanditPolicy(Settings.of(BanditSettings(update=update), seed=0, combines=True))
+    policy.learn(policy.examples(list(searches(300, 1, price=0.3))))
+    policy.save(tmp_path)
+    equal = search_cues([finding("1", "yes"), finding("2", "no")], 1, 2)
+    clear = search_cues([finding("1", "yes"), finding("2", "yes")], 1, 2)
+    for learned_policy in (policy, load_policy(tmp_path)):
+        best = [
+            learned_policy.probabilities(Candidates("Q?", SEARCH_AGAIN, (), cues), greedy=True).tolist()
+            for cues in (equal, clear)
+        ]
+        assert best == [[1, 0], [0, 1]]
+    found = estimate(policy.settings, policy.examples(list(searches(300, 2, price=0.3))))
+    assert found["gain_low"] > 0, "to be sent always costs more"
+
+
+def test_a_policy_makes_no_choices_of_another_kind():
+    policy = BanditPolicy(Settings.of(BanditSettings(update="direct"), seed=0, combines=True))
+    with refused(RunError, "society.graph.choose", "run the bandit phase again"):
+        policy.probabilities(Candidates("Q?", [hypothesis(name) for name in JUNIORS], ()), greedy=True)
+    with refused(RunError, "society.graph.choose"):
+        learned(list(searches(1, 0)))
 
 
 # --- learning on generated tasks

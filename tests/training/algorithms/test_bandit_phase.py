@@ -3,6 +3,7 @@
 import hashlib
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,14 @@ from message_kit import refused
 from record_kit import answered
 
 from agents.context import Candidates, SupervisorChoice
+from agents.findings import SEARCH_AGAIN, search_cues
 from agents.policies.bandit import BanditPolicy, Settings, load_policy
 from agents.policies.choice import SelectionSpec, draw, explored, make_selector
 from agents.policies.features import features
 from chimera.config.roles import JUNIORS
 from chimera.config.tree import Config
 from chimera.core.errors import ConfigError, RunError
-from chimera.core.types import abstract_text
+from chimera.core.types import Option, abstract_text
 from chimera.data.generated.tasks import generate
 from chimera.data.tasks import Dataset
 from chimera.run.directory import Run
@@ -80,7 +82,7 @@ async def learn(lab):
 
 
 def choice_of(record):
-    return Episode(record, (), Path(), ADAPTER).choice()
+    return next(iter(Episode(record, (), Path(), ADAPTER).choices()), None)
 
 
 class FakeLab(FakeBench):
@@ -147,7 +149,7 @@ async def test_the_phase_learns_saves_and_lets_the_policy_choose(tmp_path):
     assert result.figures["choices"] == 260
     assert result.figures["rollouts"] == 60
     assert result.figures["dr"] > result.figures["logged"]
-    assert "estimated gain over the model's own choice +" in lab.view.lines[-1]
+    assert "estimated gain over the choice without it +" in lab.view.lines[-1]
     held_out = [task.id for task in lab.dataset.validation]
     unlearned = accuracy(BanditPolicy(final.settings), held_out)
     assert accuracy(final, held_out) > unlearned + 0.08, "unlearned, it takes the first of equals"
@@ -219,6 +221,57 @@ def test_a_phase_that_cannot_work_is_refused_before_anything_starts(tmp_path, se
     Bandit().check(PLAN, BanditSettings(rounds=0, tasks=1000), Config(), lab.dataset)
     with refused(ConfigError, message):
         make_phases(["bandit"], load_config(None, settings), lab.dataset)
+
+
+COMBINE = ["society.graph.choose=combine", "bandit.update=direct", "tools.results=4"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["society.graph.searches=1"], ("society.graph.searches=1", "bandit", "2 or more")),
+        (["bandit.update=hindsight"], ("bandit.update=hindsight", "choose=combine", "to direct")),
+        (["rollouts.exploration=0"], ("rollouts.exploration=0", "set it above 0")),
+    ],
+)
+def test_a_choice_that_never_comes_or_cannot_be_learned_is_refused(tmp_path, settings, message):
+    dataset = FakeLab(tmp_path, config_of(), gathered=0).dataset
+    (phase,) = make_phases(["bandit"], load_config(None, COMBINE), dataset)
+    assert phase.plan.roles == ("Supervisor",)
+    with refused(ConfigError, *message):
+        make_phases(["bandit"], load_config(None, [*COMBINE, *settings]), dataset)
+    with refused(ConfigError, "pipeline.bandit.roles", "society.graph"):
+        make_phases(["bandit"], load_config(None, ["society.graph.choose=vote"]), dataset)
+
+
+def test_findings_answer_no_tasks_with_options(tmp_path):
+    dataset = FakeLab(tmp_path, config_of(), gathered=0).dataset
+    tasks = tuple(replace(task, options=(Option("A", "it does"), Option("B", "not"))) for task in dataset.train)
+    with refused(ConfigError, "society.graph.choose=combine", "A, B", "set it to select"):
+        make_phases(["gather"], load_config(None, COMBINE), replace(dataset, train=tasks))
+
+
+async def test_the_phase_learns_from_choices_to_search_once_more_and_their_tokens(tmp_path):
+    """Every further search costs 1,000 tokens and brings nothing."""
+    config, cues = load_config(None, COMBINE), search_cues([], 1, 2)
+    lab = FakeLab(tmp_path, config_of(rounds=0, token_price=0.5), gathered=0)
+    lab.config = config
+    for number, task in enumerate(lab.dataset.train[:60]):
+        author = ("again", "combined")[number % 2]
+        share = {"preferred": "again", "policy": "supervisor", "propensities": {"again": 0.5, "combined": 0.5}}
+        selection = {"author": "combined", "preferred": None, "policy": "combined", "propensities": None, "sources": []}
+        chosen = [{"author": author, **share, "cues": cues}]
+        outputs = {"research_goal": task.goal, "selection": selection, "choices": chosen}
+        tokens = {"junior": {"prompt": 1500 if author == "again" else 500, "completion": 500}}
+        record = answered(f"r{number}", task.id, "yes", 1.0, label=task.label, phase="gather", outputs=outputs)
+        lab.earlier.append(replace(record, tokens=tokens))
+    result = await learn(lab)
+    policy = load_policy(tmp_path / result.policy.folder)
+    assert policy.events == 60
+    assert result.figures["logged"] == pytest.approx(0.25)
+    assert result.figures["dr"] == pytest.approx(0.5, abs=0.05)
+    best = policy.probabilities(Candidates("Q?", SEARCH_AGAIN, (), cues), greedy=True)
+    assert best.tolist() == [0, 1]
 
 
 def test_a_rollout_without_choice_or_reward_is_no_event():

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from lab_kit import collect, config_for, open_lab, task
 from trace_kit import ADAPTER, HYPOTHESIS, SENIORS, WEIGHTS, Step, Trace, Try, VisitPlan, linear_plan, rollouts
 
+from agents.findings import search_cues
 from agents.policies.events import BanditEvent
 from agents.roles import ROLES
 from chimera.config.roles import JUNIORS
@@ -221,9 +222,26 @@ def record_of(outputs, reward):
 @pytest.mark.parametrize("propensities", [None, {"Geneticist": 0.6, "Pharmacologist": 0.1, "Neurologist": 0.3}])
 def test_a_choice_is_an_event_with_its_context_action_propensities_and_reward(propensities):
     outputs = choice(propensities)
-    assert ADAPTER.adapt_for_bandit(record_of(outputs, 0.7)) == BanditEvent(
-        "Does it?", outputs["initial_hypotheses"], "Neurologist", "Geneticist", propensities, "p1", 0.7, SOURCES, "t1"
-    )
+    hypotheses = outputs["initial_hypotheses"]
+    assert ADAPTER.adapt_for_bandit(record_of(outputs, 0.7)) == [
+        BanditEvent("Does it?", hypotheses, "Neurologist", "Geneticist", propensities, "p1", 0.7, SOURCES, "t1")
+    ]
+
+
+def test_each_choice_whether_juniors_search_once_more_is_an_event_with_the_rollouts_reward():
+    cues = search_cues([], 1, 2)
+    fields = {"preferred": "again", "policy": "supervisor", "propensities": {"again": 0.75, "combined": 0.25}}
+    chosen = [{"author": author, **fields, "cues": cues} for author in ("again", "combined")]
+    outputs = {**choice(None), "choices": chosen}
+    outputs["selection"] = {**outputs["selection"], "author": "combined", "policy": "combined"}
+    events = ADAPTER.adapt_for_bandit(record_of(outputs, 0.7))
+    assert [(event.author, event.reward, event.cues) for event in events] == [
+        ("again", 0.7, cues),
+        ("combined", 0.7, cues),
+    ]
+    assert [event.less(0.2).reward for event in events] == pytest.approx([0.5, 0.5])
+    del outputs["choices"]
+    assert ADAPTER.adapt_for_bandit(record_of(outputs, 0.7)) == []
 
 
 def test_in_hindsight_each_hypothesis_earns_the_alignment_of_its_own_answer():
@@ -233,17 +251,17 @@ def test_in_hindsight_each_hypothesis_earns_the_alignment_of_its_own_answer():
     outputs["initial_hypotheses"] = [{"author": name, **HYPOTHESIS, "answer": said} for name, said in answers.items()]
     adapter = HierarchicalTraceAdapter(WEIGHTS.model_copy(update={"alignment": 1.5}), SENIORS)
     record = replace(record_of(outputs, 1.7), parts={"alignment": 1.5, "impact": 0.2})
-    found = adapter.adapt_for_bandit(record).hindsight
-    assert found == pytest.approx({"Geneticist": 1.7, "Pharmacologist": 0.2, "Neurologist": 1.7})
+    (event,) = adapter.adapt_for_bandit(record)
+    assert event.hindsight == pytest.approx({"Geneticist": 1.7, "Pharmacologist": 0.2, "Neurologist": 1.7})
+    assert event.less(0.2).hindsight == pytest.approx({"Geneticist": 1.5, "Pharmacologist": 0.0, "Neurologist": 1.5})
     wrong = replace(record, label="no", reward=0.2, parts={"alignment": 0.0, "impact": 0.2})
-    assert adapter.adapt_for_bandit(wrong).hindsight == pytest.approx(
-        {"Geneticist": 0.2, "Pharmacologist": 1.7, "Neurologist": 0.2}
-    )
+    (event,) = adapter.adapt_for_bandit(wrong)
+    assert event.hindsight == pytest.approx({"Geneticist": 0.2, "Pharmacologist": 1.7, "Neurologist": 0.2})
 
 
 def test_no_reward_or_no_choice_is_no_event():
-    assert ADAPTER.adapt_for_bandit(record_of(choice(None), None)) is None
-    assert ADAPTER.adapt_for_bandit(record_of({}, 0.7)) is None
+    assert ADAPTER.adapt_for_bandit(record_of(choice(None), None)) == []
+    assert ADAPTER.adapt_for_bandit(record_of({}, 0.7)) == []
 
 
 # --- cost
@@ -336,5 +354,5 @@ def test_a_real_trace_gives_the_juniors_conversations_and_the_choice(real):
         assert one.answer["answer"] in ("yes", "maybe")
         assert one.parsed
         assert one.tools[0]["function"]["name"] == "literature_search"
-    event = real.adapter.adapt_for_bandit(real.record)
+    (event,) = real.adapter.adapt_for_bandit(real.record)
     assert (event.goal, event.author, event.reward) == ("Does it lower the rate?", "Pharmacologist", real.record.reward)

@@ -91,7 +91,7 @@ def test_an_episode_in_memory_equals_the_one_that_a_later_process_reads(run):
     assert json.loads(json.dumps(later.record.dump())) == json.loads(json.dumps(now.record.dump()))
     assert now.calls(ROLES) == later.calls(ROLES)
     assert now.conversations(ROLES) == later.conversations(ROLES)
-    assert now.choice() == later.choice()
+    assert now.choices() == later.choices()
     assert [call.response_ids for call in later.calls(["HypothesisRefiner"])] == [(1, 9)]
     (conversation,) = now.conversations(["HypothesisRefiner"])
     assert KEY not in json.dumps(conversation.messages), "what a later process cannot learn from, this one must not"
@@ -103,7 +103,7 @@ def test_an_episode_in_memory_needs_no_disk_and_another_one_names_what_is_missin
     assert later.calls(ROLES) == now.calls(ROLES)
     (tmp_path / "run" / now.record.trace).unlink()
     assert len(now.calls(ROLES)) == 3
-    assert later.choice() == now.choice()
+    assert later.choices() == now.choices()
     with pytest.raises(RunError, match=r"ro-1\.jsonl\.gz"):
         later.calls(ROLES)
 
@@ -112,7 +112,7 @@ def test_a_rollout_that_left_no_span_has_neither_calls_nor_conversations(run):
     record, _ = made_rollout()
     episode = Records(run, RewardConfig()).episode(replace(record, status="failed", trace=None, reward=None))
     assert episode.calls(ROLES) == episode.conversations(ROLES) == []
-    assert episode.choice() is None
+    assert episode.choices() == []
 
 
 def test_conversations_tell_of_any_role_what_it_says_what_it_quotes_and_who_said_it(run):
