@@ -66,7 +66,7 @@ def by_studies(study: Study) -> dict[str, Any]:
         "systems": the last stage, the strongest baseline (`strongest`) and map and reduce, as far as they have answers.
         "counts": by number of studies the number of "tasks", the share "right" of each system, and the "gap", the last
         stage minus the strongest baseline, paired; None without both.
-        "slope": of the gap, for each `STEP` studies more; None without both. Intervals are not corrected.
+        "slope": of the gap, as a share for each "step" studies more; None without both. Intervals are not corrected.
     """
     counts = sorted({task.studies for task in study.plan.tasks if task.studies})
     if len(counts) < 2:
@@ -89,7 +89,7 @@ def by_studies(study: Study) -> dict[str, Any]:
     gaps = [after - before for before, after in zip(_hits(others, both), _hits(society, both), strict=True)]
     steps = [task.studies / STEP for task in both]
     line = slope(steps, gaps, **interval_settings(study.config)).dump() if len(set(steps)) > 1 else None
-    return {"systems": systems, "counts": rows, "slope": line}
+    return {"systems": systems, "counts": rows, "slope": line, "step": STEP}
 
 
 def strongest(study: Study) -> str | None:

@@ -32,12 +32,13 @@ class Plot:
 
 TITLES = {
     "tokens": "What right answers cost",
+    "studies": "Right answers and the number of studies",
     "reward": "Reward of every rollout",
     "parts": "Parts of the reward over time",
     "stages": "Stages compared",
     "confusion": "Answers and labels",
 }
-"""The plots of every report with their titles, in order. One plot for each phase that learns follows."""
+"""The plots with their titles, in order; "studies" only where it has something to show. One for each phase follows."""
 
 
 def draw_all(
@@ -65,6 +66,7 @@ def draw_all(
     with paper():
         drawings = {
             "tokens": plots_tokens.tokens(study, means),
+            "studies": plots_tokens.studies(study),
             "reward": plots_training.reward(lines),
             "parts": plots_training.parts(lines),
             "stages": plots_stages.stages(study, means, comparisons),
@@ -80,9 +82,10 @@ def draw_all(
                 drawings[phase] = plots_training.steps(lines, phase)
         return [
             Plot(name, title, missing=drawn)
-            if isinstance(drawn := drawings[name], str)
+            if isinstance(drawn, str)
             else Plot(name, title, save(drawn, name, title, folder), drawn.caption)
             for name, title in titles.items()
+            if (drawn := drawings[name]) is not None
         ]
 
 
