@@ -268,7 +268,7 @@ def by_studies(report: Report, *, short: bool = False) -> Iterator[Block]:
         yield Note(
             f"Shares of right answers in per cent with {percent(report)} % intervals, over the tasks with so many "
             "studies. The gap is the society minus the strongest baseline of at most its tokens, in points, paired. No "
-            f"interval here is corrected for the number of comparisons. More so with more studies? {growth_words(report)}"
+            f"interval here is corrected for the number of tests. More so with more studies? {growth_words(report)}"
         )
     columns = [Column(names[name] if short else sentence(titles[name]), number=True) for name in systems]
     pair = beside_strongest(report)

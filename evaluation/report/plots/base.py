@@ -32,13 +32,14 @@ class Plot:
 
 TITLES = {
     "tokens": "What right answers cost",
-    "studies": "Right answers and the number of studies",
     "reward": "Reward of every rollout",
     "parts": "Parts of the reward over time",
     "stages": "Stages compared",
     "confusion": "Answers and labels",
 }
-"""The plots with their titles, in order; "studies" only where it has something to show. One for each phase follows."""
+"""The plots of every report with their titles, in order. One plot for each phase that learns follows."""
+STUDIES = "Right answers and the number of studies"
+"""The title of a plot that only reports on tasks of different numbers of studies have."""
 
 
 def draw_all(
@@ -66,13 +67,14 @@ def draw_all(
     with paper():
         drawings = {
             "tokens": plots_tokens.tokens(study, means),
-            "studies": plots_tokens.studies(study),
             "reward": plots_training.reward(lines),
             "parts": plots_training.parts(lines),
             "stages": plots_stages.stages(study, means, comparisons),
             "confusion": plots_stages.confusion(study),
         }
         titles = dict(TITLES)
+        if (by_studies := plots_tokens.studies(study)) is not None:
+            titles["studies"], drawings["studies"] = STUDIES, by_studies
         for phase, part in _learning(study).items():
             if part == "choice":
                 titles[phase] = f"What {phase} expected of itself, and what happened"
@@ -82,10 +84,9 @@ def draw_all(
                 drawings[phase] = plots_training.steps(lines, phase)
         return [
             Plot(name, title, missing=drawn)
-            if isinstance(drawn, str)
+            if isinstance(drawn := drawings[name], str)
             else Plot(name, title, save(drawn, name, title, folder), drawn.caption)
             for name, title in titles.items()
-            if (drawn := drawings[name]) is not None
         ]
 
 
