@@ -241,7 +241,7 @@ def _facts(report: Report) -> Iterator[tuple[str, Inline]]:
 
 def _pays(report: Report) -> list[tuple[str, str]]:
     """The questions whether a team pays, with their answers, which are empty where they cannot be told."""
-    return [("Does a team pay?", pays_words(report)), ("More so with more studies?", growth_words(report))]
+    return [("Does a team pay?", pays_words(report)), ("Does the gap grow with more studies?", growth_words(report))]
 
 
 def _live_stages(report: Report) -> TableBlock:

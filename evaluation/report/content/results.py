@@ -268,7 +268,8 @@ def by_studies(report: Report, *, short: bool = False) -> Iterator[Block]:
         yield Note(
             f"Shares of right answers in per cent with {percent(report)} % intervals, over the tasks with so many "
             "studies. The gap is the society minus the strongest baseline of at most its tokens, in points, paired. No "
-            f"interval here is corrected for the number of tests. More so with more studies? {growth_words(report)}"
+            "interval here is corrected for the number of tests. Does the gap grow with more studies? "
+            f"{growth_words(report)}"
         )
     columns = [Column(names[name] if short else sentence(titles[name]), number=True) for name in systems]
     pair = beside_strongest(report)

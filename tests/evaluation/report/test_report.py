@@ -15,10 +15,11 @@ from scipy import stats
 from sklearn.metrics import f1_score
 from statsmodels.stats.multitest import multipletests
 
+from chimera.data.generated.review import generate as review
 from chimera.run.directory import Run
 from chimera.run.policies import Policy
 from evaluation.records.recorded import load_study
-from evaluation.records.study import BaselineAnswer, Plan, Stage
+from evaluation.records.study import BaselineAnswer, Plan, PlannedTask, Stage
 from evaluation.report.build import build, compare_all, stage_pairs
 from evaluation.report.content import page
 from evaluation.report.content import text as markdown
@@ -26,6 +27,7 @@ from evaluation.report.conversations import linked
 from evaluation.report.files import publish_predictions
 from evaluation.report.formats import change
 from evaluation.report.notes import notes
+from evaluation.report.plots.base import Plot
 from evaluation.report.spreadsheet import metrics_csv, rollouts_csv
 from evaluation.verify.check import unlike
 from evaluation.verify.impossible import impossible
@@ -207,6 +209,11 @@ def test_answers_by_level_are_those_of_the_level_s_tasks(report, study, run):
     assert "Level 2" not in page(without, {})
 
 
+def test_a_planned_task_counts_its_studies():
+    tasks = [PlannedTask.of(item.task) for item in review(4, seed=3)]
+    assert [task.studies for task in tasks] == [4, 8, 12, 16]
+
+
 def several(study):
     """`study` on tasks that 2, 4 and 6 studies answer."""
     tasks = tuple(replace(task, studies=2 + 2 * (place % 3)) for place, task in enumerate(PLAN.tasks))
@@ -214,7 +221,9 @@ def several(study):
 
 
 def test_the_gap_to_the_strongest_baseline_stands_by_the_number_of_studies(study, run):
-    report = build(several(study), [], run.path / "report")
+    drawn = Plot("studies", "Studies", {"png": "studies.png"}, "How to read it.")
+    report = build(several(study), [drawn], run.path / "report")
+    assert "studies.png" in markdown(report).partition("## Stages")[0]
     by_studies, rival = report["studies"], report["strongest"]
     assert by_studies["systems"] == ["sft", rival]
     gaps = [after - before for _, _, _, before, after in report["pairs"][f"{rival}:sft"]]
@@ -229,7 +238,7 @@ def test_the_gap_to_the_strongest_baseline_stands_by_the_number_of_studies(study
     assert line["low"] < line["mean"] < line["high"]
     grown = f"{change(line['mean'], 'share')} points ({change(line['low'], 'share')} to"
     for text in (markdown(report), page(report, {}), printed(report, 400)):
-        assert "More so with more studies?" in text
+        assert "Does the gap grow with more studies?" in text
         assert grown in text
     row = next(line for line in markdown(report).splitlines() if line.startswith("| 6 studies"))
     assert change(by_studies["counts"]["6"]["gap"]["difference"], "share") in row
