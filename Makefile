@@ -5,6 +5,7 @@
 # make bench   runs every benchmark, some ten minutes;  make bench ARGS=--tiny shows in one minute that they run
 # make docs    builds the pages of docs/ into build/docs/index.html, and refuses broken links
 # make real-size   serves and trains a model of Qwen2.5-0.5B's size with random weights: 13 GiB of memory, some minutes
+# make picture REPORT=runs/NAME/report   puts a report's pictures of whether a team pays into docs/images/: pays.png, studies.png
 # make notebooks   runs the notebooks again, outputs and all: the second shows the latest run that has a report, the third trains one
 # Variables: PYTHON (3.11 or 3.12), VENV, TORCH_INDEX (package index to take torch from, such as one with CPU builds),
 # TEST_PROCESSES (test files run at a time).
@@ -17,12 +18,13 @@ TEST_PROCESSES ?= 2
 
 PY := $(VENV)/bin/python
 IN_PARALLEL := -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+IMAGES ?= docs/images
 STAMP := $(VENV)/.chimera-installed
 # The nodejs wheel brings pyright's runtime; without this pyright also asks the web for its newest version.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-all lint types imports docs notebooks bench real-size clean
+.PHONY: help setup train test test-all lint types imports docs picture notebooks bench real-size clean
 
 help:
 	@sed -n '/^#/!q; s/^# //p' Makefile
@@ -60,6 +62,10 @@ imports: setup
 
 docs: setup
 	$(VENV)/bin/mkdocs build --strict --quiet
+
+picture:
+	cp "$(REPORT)/plots/tokens.png" $(IMAGES)/pays.png
+	if test -f "$(REPORT)/plots/studies.png"; then cp "$(REPORT)/plots/studies.png" $(IMAGES)/studies.png; fi
 
 notebooks: setup
 	$(VENV)/bin/jupyter execute --inplace --timeout=900 notebooks/*.ipynb

@@ -1,12 +1,14 @@
-"""Compares the society with its baselines: right answers, calls, tokens, and right answers by level."""
+"""Compares the society with its baselines: right answers, calls, tokens, right answers by level and by studies."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
 from evaluation.baselines import simple as baselines
+from evaluation.measures.comparison import compare_answers
 from evaluation.measures.metrics import TaskAnswers, answers_by_baseline, answers_of, interval_settings
-from evaluation.measures.statistics import bootstrap_mean
+from evaluation.measures.statistics import bootstrap_mean, slope
 from evaluation.records.study import PlannedTask, Study
 
 BESIDE = (
@@ -22,6 +24,8 @@ BESIDE = (
 """The baselines of the last stage that the first screen shows, in this order, before those of no stage."""
 PARTS = (baselines.UNREVIEWED, baselines.JUNIOR_VOTE)
 """Baselines that are counted from the society's own rollouts: parts of it, so no rivals."""
+STEP = 4
+"""Number of studies for which the slope of the gap is stated."""
 
 
 def work(study: Study) -> dict[str, dict[str, float | None]]:
@@ -47,13 +51,45 @@ def levels(study: Study) -> dict[str, dict[str, Any]]:
     """For each level of difficulty, the number of tasks and each stage's and baseline's share of right answers with its
     interval, over the tasks that it was asked. Empty if no task has a level."""
     rows: dict[str, dict[str, Any]] = {}
-    by_name = {name: answers_of(answers) for name, answers in study.answers.items()}
-    by_name |= answers_by_baseline(study.baselines)
+    by_name = _answers(study)
     for level in sorted({task.level for task in study.plan.tasks if task.level is not None}):
         tasks = [task for task in study.plan.tasks if task.level == level]
         right = {name: _right(study, answers, tasks) for name, answers in by_name.items()}
         rows[str(level)] = {"tasks": len(tasks), "right": {name: mean for name, mean in right.items() if mean}}
     return rows
+
+
+def by_studies(study: Study) -> dict[str, Any]:
+    """Right answers against the number of studies that answer a task; empty unless at least two numbers occur.
+
+    Returns:
+        "systems": the last stage, the strongest baseline (`strongest`) and map and reduce, as far as they have answers.
+        "counts": by number of studies the number of "tasks", the share "right" of each system, and the "gap", the last
+        stage minus the strongest baseline, paired; None without both.
+        "slope": of the gap, as a share for each "step" studies more; None without both. Intervals are not corrected.
+    """
+    counts = sorted({task.studies for task in study.plan.tasks if task.studies})
+    if len(counts) < 2:
+        return {}
+    final, rival = study.plan.final.name, strongest(study)
+    reduced = baselines.of_stage(baselines.MAP_REDUCE, study.plan.alone_of(study.plan.final).name)
+    by_name = {name: answers for name, answers in _answers(study).items() if answers}
+    systems = [name for name in dict.fromkeys((final, rival, reduced)) if name in by_name]
+    society, others = by_name.get(final, {}), by_name.get(rival or "", {})
+    rows: dict[str, dict[str, Any]] = {}
+    for count in counts:
+        plan = replace(study.plan, tasks=tuple(task for task in study.plan.tasks if task.studies == count))
+        gap = compare_answers(others, society, plan, study.config).get("alignment")
+        rows[str(count)] = {
+            "tasks": len(plan.tasks),
+            "right": {name: mean for name in systems if (mean := _right(study, by_name[name], plan.tasks))},
+            "gap": gap and {key: getattr(gap, key) for key in ("difference", "low", "high", "n")},
+        }
+    both = [task for task in study.plan.tasks if task.studies and task.id in society and task.id in others]
+    gaps = [after - before for before, after in zip(_hits(others, both), _hits(society, both), strict=True)]
+    steps = [task.studies / STEP for task in both]
+    line = slope(steps, gaps, **interval_settings(study.config)).dump() if len(set(steps)) > 1 else None
+    return {"systems": systems, "counts": rows, "slope": line, "step": STEP}
 
 
 def strongest(study: Study) -> str | None:
@@ -80,6 +116,11 @@ def beside(study: Study) -> list[str]:
     names = [baselines.of_stage(kind, stage) for kind in BESIDE for stage in dict.fromkeys((final, junior))]
     shown = [name for name in (*names, baselines.LABELS, baselines.READER) if name in answers]
     return [final, *shown, *([best] if best is not None and best not in shown else [])]
+
+
+def _answers(study: Study) -> dict[str, TaskAnswers]:
+    """The answers of each stage and baseline by its name."""
+    return {name: answers_of(answers) for name, answers in study.answers.items()} | answers_by_baseline(study.baselines)
 
 
 def _right(study: Study, answers: TaskAnswers, tasks: Iterable[PlannedTask]) -> dict[str, Any] | None:

@@ -271,9 +271,9 @@ def compare_means(
     changes, n = new - old, len(old)
     interval = bootstrap_mean(changes.tolist(), **interval_settings(config))
     ends, deviation = (interval.low, interval.high), float(changes.std(ddof=1)) if n > 1 else 0.0
-    if n > 1 and metric.unit == "share" and not changes.any():
-        unseen = unseen_share(n, config.evaluation.confidence)
-        ends = -unseen, unseen
+    if n > 1 and metric.unit == "share" and not np.ptp(changes):
+        unseen, same = unseen_share(n, config.evaluation.confidence), float(changes[0])
+        ends = same - unseen * (1 + same), same + unseen * (1 - same)
     if exact:
         p = sign_test(int(np.count_nonzero(changes > 0)), int(np.count_nonzero(changes < 0)))
     else:

@@ -213,6 +213,29 @@ def macro_f1_of_totals(totals: Numbers) -> Numbers:
     return f1.sum(axis=1) / np.count_nonzero(occurs, axis=1)
 
 
+def slope(x: Sequence[float], y: Sequence[float], *, confidence: float, resamples: int, seed: int) -> Mean:
+    """The slope of the least-squares line through the tasks' points, in units of `y` for each unit of `x`.
+
+    Its interval draws pairs, that is, whole tasks (Efron and Tibshirani 1993, section 9.5). It has none if all `y` are
+    equal, because resampling can only repeat them.
+
+    Args:
+        x: One value for each task.
+        y: The other values, in the same order.
+    """
+    first, second = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    rows = np.stack([np.ones_like(first), first, second, first * second, first * first], axis=1)
+    line = bootstrap_statistic(rows, _slope_of_totals, confidence=confidence, resamples=resamples, seed=seed)
+    return line if np.ptp(second) > 0 else Mean(line.mean, None, None, line.n)
+
+
+def _slope_of_totals(totals: Numbers) -> Numbers:
+    """The slope from totals of 1, x, y, xy and xx; 0 for a sample whose tasks all have the same x."""
+    n, x, y, xy, xx = totals.T
+    spread = n * xx - x * x
+    return np.divide(n * xy - x * y, spread, out=np.zeros_like(n), where=spread > TIE)
+
+
 def _mean_of(n: int) -> Statistic:
     return lambda totals: totals[:, 0] / n
 

@@ -32,16 +32,17 @@ GATE = "gate"
 
 @dataclass(frozen=True, slots=True)
 class PlannedTask:
-    """The parts of a task that a report needs."""
+    """The parts of a task that a report needs. `studies`: number of documents that answer it together, 0 for one."""
 
     id: str
     goal: str
     label: Label
     level: int | None = None
+    studies: int = 0
 
     @classmethod
     def of(cls, task: ResearchTask) -> "PlannedTask":
-        return cls(task.id, task.goal, task.label, task.level)
+        return cls(task.id, task.goal, task.label, task.level, len(task.studies))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,12 @@ class Plan:
         return next((stage for stage in self.stages if stage.policies == policies), None)
 
     def dump(self) -> dict[str, Any]:
-        return asdict(self)
+        """As plain data. A task that one document answers does not say so."""
+        dumped = asdict(self)
+        for task in dumped["tasks"]:
+            if not task["studies"]:
+                del task["studies"]
+        return dumped
 
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> "Plan":

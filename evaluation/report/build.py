@@ -128,6 +128,7 @@ def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
         "standing": standing.beside(study),
         "strongest": standing.strongest(study),
         "levels": standing.levels(study),
+        **({"studies": by_studies} if (by_studies := standing.by_studies(study)) else {}),
         "predictions": official.summary(study),
         "references": [asdict(reference) for reference in official.REFERENCES] if plan.official else [],
         "judges": health(study),

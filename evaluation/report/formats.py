@@ -174,6 +174,18 @@ def pays_words(report: Mapping[str, Any]) -> str:
     return f"Not shown: right answers {change_words} {rivals}{spent}."
 
 
+def growth_words(report: Mapping[str, Any]) -> str:
+    """Whether the society gains more the more studies a task has, in one sentence with the interval; empty without."""
+    by_studies = report.get("studies", {})
+    if (line := by_studies.get("slope")) is None:
+        return ""
+    steady = line["low"] is None or line["low"] <= 0 <= line["high"]
+    verdict = "Not shown" if steady else "Yes, on these tasks" if line["mean"] > 0 else "No, it shrinks"
+    change_words = f"{change(line['mean'], 'share')} points ({change_between(line['low'], line['high'], 'share')})"
+    every = f"for every {by_studies['step']} studies more"
+    return f"{verdict}: {change_words} {every}, beside the strongest baseline of at most its tokens, not corrected."
+
+
 def beside_strongest(report: Mapping[str, Any]) -> str | None:
     """The comparison of the strongest baseline of the society's tokens with the last stage; None if there is none."""
     pair = f"{report['strongest']}:{report['standing'][0]}"

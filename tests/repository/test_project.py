@@ -320,6 +320,19 @@ def test_train_and_test_set_up_first_and_pass_arguments_on(tmp_path: Path, goal:
 
 
 @pytest.mark.skipif(MAKE is None, reason="make is not installed")
+@pytest.mark.parametrize("plots", [{"tokens": "pays"}, {"tokens": "pays", "studies": "studies"}])
+def test_a_report_s_pictures_of_whether_a_team_pays_become_those_of_the_docs(tmp_path: Path, plots: dict[str, str]):
+    images, drawn = tmp_path / "images", tmp_path / "report" / "plots"
+    drawn.mkdir(parents=True)
+    images.mkdir()
+    for name in plots:
+        (drawn / f"{name}.png").write_text(name)
+    arguments = ["make", "picture", f"REPORT={tmp_path}/report", f"IMAGES={images}"]
+    subprocess.run(arguments, capture_output=True, cwd=ROOT, check=True)
+    assert {file.stem: file.read_text() for file in images.iterdir()} == {new: name for name, new in plots.items()}
+
+
+@pytest.mark.skipif(MAKE is None, reason="make is not installed")
 @pytest.mark.parametrize("version", [(3, 10), (3, 13)])
 def test_an_unfit_python_is_refused_before_anything_is_made(tmp_path: Path, version: tuple[int, int]):
     fake = tmp_path / "python"

@@ -15,6 +15,7 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Report], Iterator[Block]]]] = {
     "ablation": ("What each phase gave", results.ablation),
     "baselines": ("Baselines", results.baselines),
     "levels": ("By difficulty", results.levels),
+    "studies": ("By number of studies", results.by_studies),
     "answers": ("Answers", answers.outcomes),
     "lost": ("Who lost it", answers.lost),
     "faults": ("Failing tools", answers.faults),

@@ -32,6 +32,8 @@ from evaluation.report.losses import BLAME_HEAD, BLAME_WORDS, LOST_WORDS, blame_
 from evaluation.report.side_by_side import lines
 
 Report = Mapping[str, Any]
+FIRST = ("tokens", "studies")
+"""The plots of the first screen."""
 
 
 def outcomes(report: Report) -> Iterator[Block]:
@@ -142,7 +144,7 @@ def plots(report: Report) -> Iterator[Block]:
     if not report["plots"]:
         return
     yield Heading("Curves", anchor="plots")
-    figures = [figure(plot) for plot in report["plots"] if plot["name"] != "tokens" or not plot["files"]]
+    figures = [figure(plot) for plot in report["plots"] if plot["name"] not in FIRST or not plot["files"]]
     drawn = [drawing for drawing in figures if drawing.svg or drawing.file]
     yield SideBySide([[drawing] for drawing in drawn], wide=True)
     yield from (drawing for drawing in figures if drawing not in drawn)

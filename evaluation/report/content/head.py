@@ -30,7 +30,7 @@ from evaluation.report.content.cells import (
     span_of,
     verdict,
 )
-from evaluation.report.content.results import baselines_table
+from evaluation.report.content.results import baselines_table, by_studies
 from evaluation.report.formats import (
     amount,
     beside_strongest,
@@ -38,6 +38,7 @@ from evaluation.report.formats import (
     change_between,
     data_words,
     equals,
+    growth_words,
     pays_words,
     played,
     probability,
@@ -75,7 +76,7 @@ def about(report: Report) -> Iterator[Block]:
     yield from gains(report)
     if rows := standing(report):
         yield _standing(report, rows)
-    yield from (answers.figure(plot) for plot in report["plots"] if plot["name"] == "tokens" and plot["files"])
+    yield from (answers.figure(plot) for plot in report["plots"] if plot["name"] in answers.FIRST and plot["files"])
     yield FactList(list(_facts(report)))
     if warnings := report["judges"].get("warnings"):
         yield Items([f"{sentence(warning)}." for warning in warnings], "Before you trust the reward:", warning=True)
@@ -87,9 +88,10 @@ def brief(report: Report) -> Iterator[Block]:
     if report["baselines"]:
         hidden = set(report["stages"]).difference(_brief(report))
         yield baselines_table(report, hidden=hidden, short=True)
+    yield from list(by_studies(report, short=True))[1:]
     yield from gains(report)
-    pays = f"Does a team pay? {words}" if (words := pays_words(report)) else ""
-    for words in (report["verdict"]["text"], standing_words(report), pays, lost_words(report), blame_words(report)):
+    pays = [f"{title} {words}" for title, words in _pays(report) if words]
+    for words in (report["verdict"]["text"], standing_words(report), *pays, lost_words(report), blame_words(report)):
         if words:
             yield Note(words)
 
@@ -223,8 +225,9 @@ def _facts(report: Report) -> Iterator[tuple[str, Inline]]:
     if gone := report["run"]["rolled_back"]:
         compared.append(f"; rolled back by the gate, so no stage here: {', '.join(gone)}")
     yield "Compared", compared
-    if words := pays_words(report):
-        yield "Does a team pay?", Text(words, "strong", f"#pairs-{slug(beside_strongest(report) or '')}")
+    for title, words in _pays(report):
+        if words:
+            yield title, Text(words, "strong", f"#pairs-{slug(beside_strongest(report) or '')}")
     if words := standing_words(report):
         yield "Stands", words
     yield "Data", f"{data_words(report)} ({report['data']})"
@@ -234,6 +237,11 @@ def _facts(report: Report) -> Iterator[tuple[str, Inline]]:
         yield "Lost", [Text(words, href="#lost"), f" {blame_words(report)}"]
     models = [[Text(model, "strong"), f": {', '.join(roles)}"] for model, roles in played(report)]
     yield "Models", joined(models, ";\n")
+
+
+def _pays(report: Report) -> list[tuple[str, str]]:
+    """The questions whether a team pays, with their answers, which are empty where they cannot be told."""
+    return [("Does a team pay?", pays_words(report)), ("Does the gap grow with more studies?", growth_words(report))]
 
 
 def _live_stages(report: Report) -> TableBlock:

@@ -19,7 +19,9 @@ from evaluation.report.formats import (
     ablation_rows,
     amount,
     answered,
+    beside_strongest,
     families_words,
+    growth_words,
     margin_words,
     probability,
     sentence,
@@ -252,3 +254,33 @@ def levels(report: Report) -> Iterator[Block]:
 def _by_level(report: Report, row: Mapping[str, Any]) -> Sequence[Inline]:
     levels = report["levels"].values()
     return [row["title"], *(mean_cell(level["right"].get(row["name"]), "share", level["tasks"]) for level in levels)]
+
+
+def by_studies(report: Report, *, short: bool = False) -> Iterator[Block]:
+    """Right answers by the number of studies that answer a task. `short`: names instead of titles, no explanation."""
+    if "studies" not in report:
+        return
+    systems, counts = report["studies"]["systems"], report["studies"]["counts"]
+    titles = {row["name"]: row["title"] for row in answered(report)}
+    names = {name: f"society {name}" if name in report["stages"] else name for name in systems}
+    yield Heading("Answers right by number of studies", anchor="studies")
+    if not short:
+        yield Note(
+            f"Shares of right answers in per cent with {percent(report)} % intervals, over the tasks with so many "
+            "studies. The gap is the society minus the strongest baseline of at most its tokens, in points, paired. No "
+            "interval here is corrected for the number of tests. Does the gap grow with more studies? "
+            f"{growth_words(report)}"
+        )
+    columns = [Column(names[name] if short else sentence(titles[name]), number=True) for name in systems]
+    pair = beside_strongest(report)
+    rows = [
+        TableLine(
+            [
+                [f"{count} studies", Text(f"n {row['tasks']}", small=True)],
+                *(mean_cell(row["right"].get(name), "share", row["tasks"]) for name in systems),
+                difference_cell(row["gap"], "share", pair),
+            ]
+        )
+        for count, row in counts.items()
+    ]
+    yield TableBlock("Right by number of studies, %", [Column("Studies"), *columns, Column("Gap", number=True)], rows)

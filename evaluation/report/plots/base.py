@@ -38,6 +38,8 @@ TITLES = {
     "confusion": "Answers and labels",
 }
 """The plots of every report with their titles, in order. One plot for each phase that learns follows."""
+STUDIES = "Right answers and the number of studies"
+"""The title of a plot that only reports on tasks of different numbers of studies have."""
 
 
 def draw_all(
@@ -71,6 +73,8 @@ def draw_all(
             "confusion": plots_stages.confusion(study),
         }
         titles = dict(TITLES)
+        if (by_studies := plots_tokens.studies(study)) is not None:
+            titles["studies"], drawings["studies"] = STUDIES, by_studies
         for phase, part in _learning(study).items():
             if part == "choice":
                 titles[phase] = f"What {phase} expected of itself, and what happened"

@@ -1,4 +1,4 @@
-"""The plot of what answers cost: right answers against tokens, of the society and of what stands beside it."""
+"""Plots of right answers against tokens and against studies, of the society and of what stands beside it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from evaluation.baselines import standing
 from evaluation.measures.metrics import answer_metrics, answers_by_baseline
 from evaluation.measures.statistics import Mean
 from evaluation.records.study import Study
-from evaluation.report.plots.paper import BLUE, INK, ORANGE, WIDTH, Drawing
+from evaluation.report.plots.paper import BLUE, GREEN, INK, ORANGE, WIDTH, Drawing
 from evaluation.report.plots.stages import StageMeans
 
 SHORT: Mapping[str, str] = {
@@ -72,12 +72,11 @@ def tokens(study: Study, means: StageMeans) -> Drawing | str:
     axes.set_ylabel("answers right, %")
     axes.grid(axis="y")
     figure.legend(loc="outside lower left", frameon=False, fontsize=8.5)
-    confidence = f"{100 * study.config.evaluation.confidence:.4g} %"
     return Drawing(
         figure,
-        f"Blue the society, orange what stands beside it, with {confidence} intervals, on the same tasks. The line is "
-        "the frontier: the best share of right answers that so many tokens buy. Dotted: the best that uses no model. "
-        "Whether two differ is told by the paired comparisons, not by whether their intervals overlap.",
+        f"Blue the society, orange what stands beside it, with {_confidence(study)} intervals, on the same tasks. The "
+        "line is the frontier: the best share of right answers that so many tokens buy. Dotted: the best that uses no "
+        "model. Whether two differ is told by the paired comparisons, not by whether their intervals overlap.",
     )
 
 
@@ -88,6 +87,47 @@ def frontier(points: Sequence[PricedAnswers]) -> list[PricedAnswers]:
         if not best or point.right.mean > best[-1].right.mean:
             best.append(point)
     return best
+
+
+def studies(study: Study) -> Drawing | None:
+    """Right answers against the number of studies; None where not at least two numbers occur."""
+    by_studies = standing.by_studies(study)
+    if not by_studies:
+        return None
+    figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
+    axes = figure.subplots()
+    counts, systems = by_studies["counts"], by_studies["systems"]
+    apart = 0.02 * (max(map(int, counts)) - min(map(int, counts)))
+    for place, (name, colour) in enumerate(zip(systems, (BLUE, ORANGE, GREEN), strict=False)):
+        rights = {int(count): row["right"][name] for count, row in counts.items() if name in row["right"]}
+        across = [count + apart * (place - (len(systems) - 1) / 2) for count in rights]  # Intervals side by side.
+        for x, right in zip(across, rights.values(), strict=True):
+            if right["low"] is not None:
+                axes.plot([x, x], [100 * right["low"], 100 * right["high"]], color=colour, linewidth=1.6, alpha=0.7)
+        title = f"the society, {study.plan.final.title}" if name == study.plan.final.name else _title(study, name)
+        shares = [100 * right["mean"] for right in rights.values()]
+        axes.plot(across, shares, "os^"[place], linestyle="-", color=colour, markersize=6, label=title)
+    axes.set_xticks([int(count) for count in counts])
+    axes.set_xlabel("studies of a task")
+    axes.set_ylabel("answers right, %")
+    axes.grid(axis="y")
+    figure.legend(loc="outside lower left", frameon=False, fontsize=8.5)
+    return Drawing(
+        figure,
+        f"Shares of right answers with {_confidence(study)} intervals, over the tasks with so many studies. Whether "
+        "two differ is told by their paired difference, not by whether their intervals overlap.",
+    )
+
+
+def _confidence(study: Study) -> str:
+    return f"{100 * study.config.evaluation.confidence:.4g} %"
+
+
+def _title(study: Study, name: str) -> str:
+    """A baseline's short name, and its stage if that is not the last."""
+    kind, _, stage = name.partition("@")
+    of_stage = f", {stage}" if stage and stage != study.plan.final.name else ""
+    return f"{SHORT.get(kind, kind)}{of_stage}"
 
 
 def _points(study: Study, means: StageMeans) -> list[PricedAnswers]:
@@ -101,7 +141,5 @@ def _points(study: Study, means: StageMeans) -> list[PricedAnswers]:
     for name in standing.beside(study)[1:]:
         if (cost := spent[name]["tokens"]) is not None and name in answered:
             right = answer_metrics(answered[name], study.plan, study.config)["alignment"]
-            kind, _, stage = name.partition("@")
-            of_stage = f", {stage}" if stage and stage != study.plan.final.name else ""
-            points.append(PricedAnswers(f"{SHORT.get(kind, kind)}{of_stage}", cost, right, society=False))
+            points.append(PricedAnswers(_title(study, name), cost, right, society=False))
     return points

@@ -183,6 +183,17 @@ def test_a_baseline_with_one_answer_is_compared_with_a_stage_of_several():
     assert compare_answers({}, repeated, plan(labels), CONFIG) == {}
 
 
+def test_an_interval_does_not_vanish_where_all_tasks_differ_alike():
+    """What was not seen among n tasks may be as much as the exact bound of a share (Clopper and Pearson)."""
+    unseen = 1 - 0.025 ** (1 / 4)
+    yes = plan(["yes"] * 4)
+    wrong, right = ({task.id: [answer] for task in yes.tasks} for answer in ("no", "yes"))
+    row = compare_answers(right, wrong, yes, CONFIG)["alignment"]
+    assert (row.difference, row.low, row.high) == (-1, -1, pytest.approx(-1 + 2 * unseen))
+    row = compare_answers(right, right, yes, CONFIG)["alignment"]
+    assert (row.low, row.high) == (pytest.approx(-unseen), pytest.approx(unseen))
+
+
 def test_a_single_task_has_no_interval():
     found = compare(stage(["yes"], ["no"], [1.0]), stage(["yes"], ["yes"], [2.0]), plan(["yes"]), CONFIG)
     assert {name: (one.low, one.high, one.mde, one.p) for name, one in found.items()} == dict.fromkeys(

@@ -15,6 +15,7 @@ from statsmodels.stats.power import TTestPower
 from chimera.core.types import LABELS
 from evaluation.measures.paired import sign_test
 from evaluation.measures.statistics import (
+    Mean,
     bootstrap_mean,
     bootstrap_statistic,
     exchange_test,
@@ -23,6 +24,7 @@ from evaluation.measures.statistics import (
     macro_f1_of_totals,
     minimum_detectable_effect,
     of_all,
+    slope,
     unseen_share,
 )
 
@@ -305,3 +307,22 @@ def test_macro_f1_weighs_repeats_as_shares_of_a_task():
 def test_a_label_that_is_left_by_rounding_alone_does_not_occur():
     totals = np.array([[2.0, 0.0, 0.0, 2.0, 0.0, 0.0, 2.0, 0.0, 1e-16]])
     assert macro_f1_of_totals(totals)[0] == 1.0
+
+
+def test_a_slope_is_that_of_least_squares_and_its_interval_covers_like_the_classical_one():
+    rng = np.random.default_rng(5)
+    x = np.repeat([1.0, 2.0, 3.0, 4.0], 50)
+    y = 0.3 * x + rng.normal(size=200)
+    line, fitted = slope(x.tolist(), y.tolist(), confidence=0.95, resamples=4000, seed=1), stats.linregress(x, y)
+    assert line.mean == pytest.approx(fitted.slope)
+    assert line.low is not None
+    assert line.high is not None
+    assert line.high - line.low == pytest.approx(2 * 1.97 * fitted.stderr, rel=0.1)
+
+
+def test_a_slope_has_no_interval_where_nothing_differs_and_bears_samples_of_one_x():
+    assert slope([1, 1, 2], [0.5, 0.5, 0.5], **INTERVAL) == Mean(0.0, None, None, 3)
+    line = slope([1, 2], [0, 1], **INTERVAL)
+    assert (line.mean, line.n) == (1.0, 2)
+    assert line.low is not None
+    assert math.isfinite(line.low)

@@ -18,13 +18,14 @@ from evaluation.measures.comparison import adjust, compare
 from evaluation.measures.metrics import stage_metrics
 from evaluation.measures.statistics import Mean
 from evaluation.records.rollouts import RolloutRecord
-from evaluation.records.study import Place, Plan, PlannedTask, Stage, StageAnswers, Study
+from evaluation.records.study import BaselineAnswer, Place, Plan, PlannedTask, Stage, StageAnswers, Study
 from evaluation.report.plots import training as plots_training
 from evaluation.report.plots.bandit import reliability
 from evaluation.report.plots.base import TITLES, draw_all
 from evaluation.report.plots.paper import paper, save
 from evaluation.report.plots.stages import confusion, stages
 from evaluation.report.plots.tokens import PricedAnswers, frontier, tokens
+from evaluation.report.plots.tokens import studies as studies_plot
 
 SVG = "{http://www.w3.org/2000/svg}"
 TASKS = tuple(PlannedTask(f"t{number}", "goal", ("yes", "no", "maybe")[number % 3]) for number in range(12))
@@ -198,6 +199,21 @@ def test_right_answers_stand_against_their_tokens_with_a_frontier(study, plots, 
     assert {"1  the society, base", "2  the society, bandit", "tokens a task", "1,000"} <= set(shown)
     without = replace(study, answers={name: _uncounted(answers) for name, answers in study.answers.items()})
     assert "tokens" in str(tokens(without, means_of(study)))
+
+
+def test_right_answers_are_drawn_against_the_number_of_studies_where_it_differs(study, tmp_path):
+    tasks = tuple(replace(task, studies=4 + 4 * (place % 2)) for place, task in enumerate(TASKS))
+    answers = [BaselineAnswer("mapreduce@base", task.id, 0, task.label, None, 5, 100, 10) for task in TASKS]
+    several = replace(study, plan=replace(study.plan, tasks=tasks), baselines=tuple(answers))
+    plot = {plot.name: plot for plot in draw_all(several, [], {}, tmp_path)}["studies"]
+    shown = words(tmp_path, plot)
+    assert {"the society, bandit", "a call for each study, one to combine, base", "4", "8"} <= set(shown)
+    assert "95 % intervals" in plot.caption
+    axes = studies_plot(several).figure.axes[0]
+    drawn = {line.get_label(): line.get_ydata() for line in axes.lines if "@" not in line.get_label()}
+    assert list(drawn["a call for each study, one to combine, base"]) == [100, 100]
+    assert list(drawn["the society, bandit"]) == [100, 100]
+    assert studies_plot(study) is None
 
 
 def _uncounted(answers):

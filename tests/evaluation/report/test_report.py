@@ -15,16 +15,19 @@ from scipy import stats
 from sklearn.metrics import f1_score
 from statsmodels.stats.multitest import multipletests
 
+from chimera.data.generated.review import generate as review
 from chimera.run.directory import Run
 from chimera.run.policies import Policy
 from evaluation.records.recorded import load_study
-from evaluation.records.study import BaselineAnswer, Plan, Stage
+from evaluation.records.study import BaselineAnswer, Plan, PlannedTask, Stage
 from evaluation.report.build import build, compare_all, stage_pairs
 from evaluation.report.content import page
 from evaluation.report.content import text as markdown
 from evaluation.report.conversations import linked
 from evaluation.report.files import publish_predictions
+from evaluation.report.formats import change
 from evaluation.report.notes import notes
+from evaluation.report.plots.base import Plot
 from evaluation.report.spreadsheet import metrics_csv, rollouts_csv
 from evaluation.verify.check import unlike
 from evaluation.verify.impossible import impossible
@@ -204,6 +207,56 @@ def test_answers_by_level_are_those_of_the_level_s_tasks(report, study, run):
     assert without["levels"] == {}
     assert "by difficulty" not in markdown(without)
     assert "Level 2" not in page(without, {})
+
+
+def test_a_planned_task_counts_its_studies():
+    tasks = [PlannedTask.of(item.task) for item in review(4, seed=3)]
+    assert [task.studies for task in tasks] == [4, 8, 12, 16]
+
+
+def several(study):
+    """`study` on tasks that 2, 4 and 6 studies answer."""
+    tasks = tuple(replace(task, studies=2 + 2 * (place % 3)) for place, task in enumerate(PLAN.tasks))
+    return replace(study, plan=replace(PLAN, tasks=tasks))
+
+
+def test_the_gap_to_the_strongest_baseline_stands_by_the_number_of_studies(study, run):
+    drawn = Plot("studies", "Studies", {"png": "studies.png"}, "How to read it.")
+    report = build(several(study), [drawn], run.path / "report")
+    assert "studies.png" in markdown(report).partition("## Stages")[0]
+    by_studies, rival = report["studies"], report["strongest"]
+    assert by_studies["systems"] == ["sft", rival]
+    gaps = [after - before for _, _, _, before, after in report["pairs"][f"{rival}:sft"]]
+    for start, (count, row) in enumerate(by_studies["counts"].items()):
+        assert (count, row["tasks"]) == (str(2 + 2 * start), 4)
+        sides = [row["right"][name]["mean"] for name in (rival, "sft")]
+        assert row["gap"]["difference"] == pytest.approx(sides[1] - sides[0]) == pytest.approx(fmean(gaps[start::3]))
+        assert row["gap"]["low"] <= row["gap"]["difference"] <= row["gap"]["high"]
+    line = by_studies["slope"]
+    fitted = stats.linregress([(2 + 2 * (place % 3)) / by_studies["step"] for place in range(12)], gaps)
+    assert line["mean"] == pytest.approx(fitted.slope)
+    assert line["low"] < line["mean"] < line["high"]
+    grown = f"{change(line['mean'], 'share')} points ({change(line['low'], 'share')} to"
+    for text in (markdown(report), page(report, {}), printed(report, 400)):
+        assert "Does the gap grow with more studies?" in text
+        assert grown in text
+    row = next(line for line in markdown(report).splitlines() if line.startswith("| 6 studies"))
+    assert change(by_studies["counts"]["6"]["gap"]["difference"], "share") in row
+    assert "6 studies" in printed(report)
+    report["studies"]["slope"] |= {"mean": 0.2, "low": 0.1, "high": 0.3}
+    assert "Yes, on these tasks: +20.0 points (+10.0 to +30.0) for every 4 studies more" in markdown(report)
+    report["studies"]["slope"] |= {"mean": -0.2, "low": -0.3, "high": -0.1}
+    assert "No, it shrinks: −20.0 points" in markdown(report)
+
+
+@pytest.mark.parametrize("studies", [0, 4])
+def test_tasks_of_as_many_studies_have_no_figures_by_studies(study, run, studies):
+    tasks = tuple(replace(task, studies=studies) for task in PLAN.tasks)
+    report = build(replace(study, plan=replace(PLAN, tasks=tasks)), [], run.path / "report")
+    assert "studies" not in report
+    assert all(("studies" in task) == bool(studies) for task in report["plan"]["tasks"])
+    assert Plan.load(report["plan"]).tasks == tasks
+    assert "number of studies" not in markdown(report) + page(report, {}) + printed(report)
 
 
 def test_what_the_gate_decided_has_the_gate_s_verdict_in_the_report(study, run):

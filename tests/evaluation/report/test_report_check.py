@@ -13,6 +13,7 @@ from chimera.core.errors import RunError
 from chimera.run.directory import Run
 from evaluation.records.recorded import load_study
 from evaluation.records.study import PlannedTask
+from evaluation.report.build import build
 from evaluation.report.files import write_report
 from evaluation.verify.again import differences
 from evaluation.verify.asked import AskedEvaluation, Evaluated, hashes_of
@@ -76,6 +77,24 @@ def test_a_changed_figure_is_named(report, study, tmp_path, where, value):
         at = at[key]
     at[where[-1]] = value
     assert any(".".join(map(str, where)) in problem for problem in unlike(report, study, tmp_path))
+
+
+def test_a_changed_figure_by_studies_is_named(run, study, tmp_path):
+    tasks = tuple(replace(task, studies=4 + 4 * (place % 2)) for place, task in enumerate(PLAN.tasks))
+    several = replace(study, plan=replace(PLAN, tasks=tasks))
+    report = build(several, [], tmp_path)
+    assert unlike(report, several, tmp_path) == []
+    paths = number_paths(report["studies"], ("studies",))
+    assert len(paths) > 20
+    for path in paths:
+        changed = copy.deepcopy(report)
+        at = changed
+        for key in path[:-1]:
+            at = at[key]
+        at[path[-1]] += 0.01
+        assert any(f"{'.'.join(path)} is" in problem for problem in unlike(changed, several, tmp_path)), path
+    (problem,) = unlike({name: part for name, part in report.items() if name != "studies"}, several, tmp_path)
+    assert problem.startswith("studies is missing")
 
 
 def test_spreadsheets_that_hold_other_numbers_are_named(report, run, study, tmp_path):
