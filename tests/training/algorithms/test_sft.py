@@ -15,6 +15,7 @@ from agents.visit.prompting import opening, response_format, tool_message
 from chimera.config.roles import JUNIORS
 from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.core.errors import ConfigError, RunError
+from chimera.data.tasks import load
 from chimera.serving.embedded.checkpoint import NANO, load_language
 from chimera.serving.embedded.protocol import parse_request
 from chimera.serving.embedded.service import Service
@@ -363,6 +364,7 @@ class TestTemplates:
     ],
 )
 def test_what_cannot_be_trained_is_refused_at_the_start(settings, message):
+    dataset = load(load_config().data)
     with refused(ConfigError, message):
-        make_phases(["sft"], load_config(None, settings), None)
-    make_phases(["sft"], load_config(), None)
+        make_phases(["sft"], load_config(None, settings), dataset)
+    make_phases(["sft"], load_config(), dataset)
