@@ -30,7 +30,7 @@ Name = Annotated[str, StringConstraints(max_length=160)]
 class Part(BaseModel, Generic[Says]):
     """What a study says to one part of the question beside what is asked there, and whether they are the same.
 
-    A small model cannot compare what stands far apart, so an answer copies both first.
+    An answer copies both first, so that a small model compares what stands side by side.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

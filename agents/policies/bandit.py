@@ -207,8 +207,7 @@ def folds(examples: Sequence[LoggedExample]) -> list[tuple[list[LoggedExample], 
 
 
 def _make_model(settings: Settings) -> RewardModel:
-    names = search_names() if settings.combines else feature_names(settings.hashed_features, settings.labels)
-    columns = len(names)
+    columns = len(search_names() if settings.combines else feature_names(settings.hashed_features, settings.labels))
     if settings.policy == "thompson":
         return LinearThompson(columns, settings.prior_variance, settings.noise_variance, settings.seed)
     return SoftLogistic(columns, settings.lr, settings.epochs, settings.seed)

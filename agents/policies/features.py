@@ -95,6 +95,7 @@ def features(candidates: Candidates, hashed: int, labels: Sequence[Label] = LABE
 
 
 def search_names() -> list[str]:
+    """The columns of `search_features`, in order."""
     return [f"{action['author']}: {cue}" for action in SEARCH_AGAIN for cue in ("always", *SEARCH_CUES)]
 
 

@@ -64,16 +64,16 @@ def finding_of(facts: ReviewFacts, study: ReviewStudy) -> dict[str, Any]:
         "retracted": study.retracted,
         "design": study.design,
         "size": study.participants,
-        "group": beside(*(population.partition(" with ")[0] for population in populations)),
-        "condition": beside(*(population.partition(" with ")[2] for population in populations)),
-        "outcome": beside(study.endpoint, facts.endpoint),
-        "direction": beside(study.finding.direction, facts.target),
+        "group": compared(*(population.partition(" with ")[0] for population in populations)),
+        "condition": compared(*(population.partition(" with ")[2] for population in populations)),
+        "outcome": compared(study.endpoint, facts.endpoint),
+        "direction": compared(study.finding.direction, facts.target),
         "significance": study.finding.significance,
         "answer": study.finding.answer(facts.target),
     }
 
 
-def beside(says: str, asked: str) -> dict[str, Any]:
+def compared(says: str, asked: str) -> dict[str, Any]:
     return {"says": says, "asked": asked, "same": says == asked}
 
 

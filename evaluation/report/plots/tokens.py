@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from evaluation.baselines import simple as baselines
@@ -53,10 +54,8 @@ def tokens(study: Study, means: StageMeans) -> Drawing | str:
     axes.set_xscale("log")
     for number, point in enumerate(paid, start=1):
         colour = BLUE if point.society else ORANGE
-        right, ends = 100 * point.right.mean, (point.right.low, point.right.high)
-        if None not in ends:
-            shares = [100 * end for end in ends if end is not None]
-            axes.plot([point.tokens, point.tokens], shares, color=colour, linewidth=1.6, alpha=0.7)
+        right = 100 * point.right.mean
+        _interval(axes, point.tokens, (point.right.low, point.right.high), colour)
         axes.plot([point.tokens], [right], "o", color=colour, markersize=7, label=f"{number}  {point.title}")
         near = [other for other in paid[: number - 1] if point.tokens / other.tokens < NEAR]
         place = (6, 4 + 10 * (len(near) % 4))
@@ -68,10 +67,7 @@ def tokens(study: Study, means: StageMeans) -> Drawing | str:
         axes.axhline(100 * free.right.mean, color=INK, linewidth=0.9, alpha=0.5, linestyle=":", label=free.title)
     for which in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
         which(lambda cost, _: f"{cost:,.0f}" if f"{cost:.0e}"[0] in "125" else "")
-    axes.set_xlabel("tokens a task")
-    axes.set_ylabel("answers right, %")
-    axes.grid(axis="y")
-    figure.legend(loc="outside lower left", frameon=False, fontsize=8.5)
+    _label(figure, axes, "tokens a task")
     return Drawing(
         figure,
         f"Blue the society, orange what stands beside it, with {_confidence(study)} intervals, on the same tasks. The "
@@ -102,21 +98,30 @@ def studies(study: Study) -> Drawing | None:
         rights = {int(count): row["right"][name] for count, row in counts.items() if name in row["right"]}
         across = [count + apart * (place - (len(systems) - 1) / 2) for count in rights]  # Intervals side by side.
         for x, right in zip(across, rights.values(), strict=True):
-            if right["low"] is not None:
-                axes.plot([x, x], [100 * right["low"], 100 * right["high"]], color=colour, linewidth=1.6, alpha=0.7)
+            _interval(axes, x, (right["low"], right["high"]), colour)
         title = f"the society, {study.plan.final.title}" if name == study.plan.final.name else _title(study, name)
         shares = [100 * right["mean"] for right in rights.values()]
         axes.plot(across, shares, "os^"[place], linestyle="-", color=colour, markersize=6, label=title)
     axes.set_xticks([int(count) for count in counts])
-    axes.set_xlabel("studies of a task")
-    axes.set_ylabel("answers right, %")
-    axes.grid(axis="y")
-    figure.legend(loc="outside lower left", frameon=False, fontsize=8.5)
+    _label(figure, axes, "studies of a task")
     return Drawing(
         figure,
         f"Shares of right answers with {_confidence(study)} intervals, over the tasks with so many studies. Whether "
         "two differ is told by their paired difference, not by whether their intervals overlap.",
     )
+
+
+def _interval(axes: Axes, x: float, ends: Sequence[float | None], colour: str) -> None:
+    """Draws the interval between two shares, if there is one."""
+    if shares := [100 * end for end in ends if end is not None]:
+        axes.plot([x] * len(shares), shares, color=colour, linewidth=1.6, alpha=0.7)
+
+
+def _label(figure: Figure, axes: Axes, across: str) -> None:
+    axes.set_xlabel(across)
+    axes.set_ylabel("answers right, %")
+    axes.grid(axis="y")
+    figure.legend(loc="outside lower left", frameon=False, fontsize=8.5)
 
 
 def _confidence(study: Study) -> str:
