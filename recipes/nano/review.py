@@ -162,7 +162,8 @@ def refiner(item: ReviewTask, rng: random.Random, *, true: bool = False) -> Tran
     studies = [study for tool in DATABASES.values() for name in NAMES for study in found_by(item, (tool, name))]
     findings = [finding_of(facts, study) for study in studies]
     if not true and rng.random() < 0.7:
-        findings = [practice(rng) for _ in range(rng.randint(1, 16))]
+        # Half of the lists are long: where a list is copied line by line, it is in long ones that lines are skipped.
+        findings = [practice(rng) for _ in range(rng.randint(rng.choice((1, 12)), 16))]
     again = feedback(rng, "the evidence does not decide the question")
     prompt = opening(ROLES[REFINER], item.task.goal, form=COMBINATION, findings=handed_over(findings), feedback=again)
     return Transcript(REFINER, (*prompt, answered(combination_of(facts, findings))))
@@ -202,12 +203,12 @@ def stream(items: Iterator[ReviewTask], seed: int, habits: Habits) -> Iterator[T
     rng = random.Random(seed)
     for item in map(partial(renamed, rng), items):
         kind = rng.random()
-        if kind < 0.35:
+        if kind < 0.28:
             asked_item = about(item, rng, rng.choice(item.facts.studies)) if rng.random() < 0.5 else item
             yield junior(asked_item, rng.choice(list(DATABASES)), rng.choice(NAMES), rng)
-        elif kind < 0.7:
+        elif kind < 0.51:
             yield reader(item, rng)
-        elif kind < 0.74:
+        elif kind < 0.55:
             yield researcher(item, SOLO, [(LITERATURE, NAMES[0]), (TRIALS, NAMES[0])], OWN_TOOLS, rng)
         elif kind < 0.94:
             yield refiner(item, rng)

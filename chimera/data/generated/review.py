@@ -17,8 +17,9 @@ So with `tools.results=4` each of `SEARCHES` finds its quarter of the studies, a
 No shortcut: `TRAPS` are readers that miss one thing. Two are drawn for each task, and then studies until each
 of these readers gives another answer than the rule. Labels are drawn first, with PubMedQA's mix.
 
-Levels: 1 four studies; 2 eight, and retractions; 3 twelve, and findings without 'lower' or 'higher'; 4 sixteen,
-synonyms of outcomes in questions, and confidence intervals.
+Levels: 1 four studies; 2 eight, and retractions; 3 twelve, and more verbs in questions; 4 sixteen, synonyms of outcomes
+in questions, and confidence intervals. Findings always say 'lower' or 'higher': to read a direction from two numbers is
+what the harder levels of `chimera.data.generated.tasks` ask for, and would hide here what is gained by dividing work.
 """
 
 from collections.abc import Iterator, Sequence
@@ -333,7 +334,7 @@ def write_study(
 ) -> ReviewStudy:
     """The abstract of a study. It tells `second`, if there is one: the name that finds other studies."""
     lead = rng.choice(LEADS).format(n=plan.participants, population=population)
-    finding_plan = FindingPlan(endpoint, plan.answer, "none", lead, "decisive")
+    finding_plan = FindingPlan(endpoint, plan.answer, "none", lead, "decisive", worded=True)
     finding = draw_finding(rng, subject, finding_plan, target, plan.participants // 2, level)
     retracted = plan.flaw == "retraction"
     notes = RETRACTIONS if retracted else HARMLESS if rng.random() < HARMLESS_SHARE else ()

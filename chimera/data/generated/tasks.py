@@ -246,13 +246,17 @@ def generate_one(seed: int, index: int, level: int) -> GeneratedTask:
 
 @dataclass(frozen=True, slots=True)
 class FindingPlan:
-    """A finding before its numbers and its sentence are drawn: its endpoint, its answer, how it is introduced."""
+    """A finding before its numbers and its sentence are drawn: its endpoint, its answer, how it is introduced.
+
+    `worded`: its sentence says 'lower' or 'higher' at every level.
+    """
 
     endpoint: StudyEndpoint
     answer: Label
     marker: Marker
     lead: str
     role: FindingRole
+    worded: bool = False
 
 
 def draw_findings(
@@ -306,7 +310,9 @@ def draw_finding(rng: Random, subject: Subject, plan: FindingPlan, target: Direc
     opposite: Direction = "higher" if target == "lower" else "lower"
     direction = target if in_direction else opposite
     p_value = draw_p(rng, significance)
-    sentence, statistic = write_finding(rng, subject, plan.endpoint, direction, p_value, plan.lead, arm, level)
+    sentence, statistic = write_finding(
+        rng, subject, plan.endpoint, direction, p_value, plan.lead, arm, level, worded=plan.worded
+    )
     return Finding(
         sentence, plan.endpoint.name, direction, p_value, statistic, classify(p_value), plan.marker, plan.role
     )

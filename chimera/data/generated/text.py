@@ -172,13 +172,19 @@ def write_finding(
     lead: str,
     arm: int,
     level: int,
+    *,
+    worded: bool,
 ) -> tuple[str, str]:
-    """One finding as a sentence, introduced by `lead`, and the statistic printed in it."""
+    """One finding as a sentence, introduced by `lead`, and the statistic printed in it.
+
+    Args:
+        worded: It says 'lower' or 'higher', whatever the level.
+    """
     value, control_value = draw_values(rng, endpoint, direction, p, arm)
     statistic = print_statistic(rng, endpoint, p, value - control_value, level)
     number, control_number = (f"{amount:.{endpoint.decimals}f}" for amount in (value, control_value))
     percent, unit = ("%", "%") if endpoint.unit == "%" else ("", f" {endpoint.unit}")
-    unworded = rng.random() < UNWORDED_SHARE[level]
+    unworded = rng.random() < UNWORDED_SHARE[level] and not worded
     template = rng.choice(UNWORDED[: level - 2] if unworded else WORDED)
     text = template.format(
         endpoint=endpoint.name,
