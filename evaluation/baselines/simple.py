@@ -21,7 +21,7 @@ MAJORITY, TFIDF, READER, LABELS = "majority", "tfidf", "reader", "labels"
 SINGLE, GREEDY, CONSISTENCY = "single", "greedy", "consistency"
 AGENT, AGENT_VOTE = "agent", "agents"
 MAP_REDUCE = "mapreduce"
-JUNIOR_VOTE, UNREVIEWED = "juniors", "unreviewed"
+JUNIOR_VOTE, BY_RULE, UNREVIEWED = "juniors", "rule", "unreviewed"
 """Names of baselines. A baseline made from a stage also has the stage's name, such as "single@base"."""
 SAMPLED = (SINGLE, AGENT, MAP_REDUCE)
 """Baselines whose recorded answers depend on the temperature."""
@@ -40,6 +40,7 @@ TITLES: Mapping[str, str] = {
     ),
     MAP_REDUCE: "one call{heat} for each study and one for what they quote, junior model of stage {stage}",
     JUNIOR_VOTE: "majority of the three juniors of stage {stage}",
+    BY_RULE: "the findings of the juniors of stage {stage}, weighed by the rule and not by the refiner",
     UNREVIEWED: "society without board: first refined hypothesis of stage {stage}",
 }
 

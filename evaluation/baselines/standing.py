@@ -14,6 +14,7 @@ from evaluation.records.study import PlannedTask, Study
 BESIDE = (
     baselines.UNREVIEWED,
     baselines.JUNIOR_VOTE,
+    baselines.BY_RULE,
     baselines.AGENT_VOTE,
     baselines.AGENT,
     baselines.MAP_REDUCE,
@@ -22,7 +23,7 @@ BESIDE = (
     baselines.GREEDY,
 )
 """The baselines of the last stage that the first screen shows, in this order, before those of no stage."""
-PARTS = (baselines.UNREVIEWED, baselines.JUNIOR_VOTE)
+PARTS = (baselines.UNREVIEWED, baselines.JUNIOR_VOTE, baselines.BY_RULE)
 """Baselines that are counted from the society's own rollouts: parts of it, so no rivals."""
 STEP = 4
 """Number of studies for which the slope of the gap is stated."""

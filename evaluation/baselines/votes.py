@@ -3,7 +3,7 @@
 * Self-consistency (Wang et al. 2022, arXiv:2203.11171): the majority of k sampled calls, for the largest k whose calls
   use no more tokens than the society did on the same tasks. Every call counts with its whole prompt.
 * The same of visits of one agent that has all tools (`tool_agent`), if there are any.
-* The majority of the three juniors, from the society's rollouts.
+* The majority of the three juniors, from the society's rollouts; where findings are combined, the rule on them.
 * The society without board: the answer of the first refined hypothesis, from the same rollouts. Protocol, reviews,
   revisions and the principal investigator come after it.
 """
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from agents.findings import COMBINED
 from agents.roles import REFINER, SUPERVISOR
 from chimera.config.roles import JUNIORS
 from chimera.config.tree import Config
@@ -19,6 +20,7 @@ from chimera.core.types import Label
 from evaluation.baselines.simple import (
     AGENT,
     AGENT_VOTE,
+    BY_RULE,
     CONSISTENCY,
     JUNIOR_VOTE,
     SINGLE,
@@ -87,7 +89,9 @@ def counted(
         for voters, vote in ((SINGLE, CONSISTENCY), (AGENT, AGENT_VOTE)) if consistency else ():
             sampled = by_name.get(of_stage(voters, plan.alone_of(stage).name), [])
             yield from _consistency(of_stage(vote, stage.name), records, sampled)
-        if _all_hold("initial_hypotheses", records):
+        if any(_combines(record) for record in records):
+            yield from (_by_rule(of_stage(BY_RULE, stage.name), record) for record in records)
+        elif _all_hold("initial_hypotheses", records):
             yield from (_juniors(of_stage(JUNIOR_VOTE, stage.name), record) for record in records)
         if _all_hold("unreviewed_hypothesis", records):
             yield from (_unreviewed(of_stage(UNREVIEWED, stage.name), record) for record in records)
@@ -129,6 +133,15 @@ def _juniors(name: str, record: RolloutRecord) -> BaselineAnswer:
     chosen = record.outputs.get("selected_hypothesis", {}).get("answer")
     roles = (*JUNIORS, SUPERVISOR) if tied else JUNIORS
     return _of_record(name, record, majority_of(answers, chosen), roles)
+
+
+def _combines(record: RolloutRecord) -> bool:
+    return record.outputs.get("selection", {}).get("author") == COMBINED
+
+
+def _by_rule(name: str, record: RolloutRecord) -> BaselineAnswer:
+    """What the findings of all juniors say by the rule. None of them has read everything, so no majority counts."""
+    return _of_record(name, record, record.outputs.get("selected_hypothesis", {}).get("answer"), JUNIORS)
 
 
 def _unreviewed(name: str, record: RolloutRecord) -> BaselineAnswer:

@@ -162,7 +162,7 @@ def refiner(item: ReviewTask, rng: random.Random, *, true: bool = False) -> Tran
     studies = [study for tool in DATABASES.values() for name in NAMES for study in found_by(item, (tool, name))]
     findings = [finding_of(facts, study) for study in studies]
     if not true and rng.random() < 0.7:
-        # Half of the lists are long: where a list is copied line by line, it is in long ones that lines are skipped.
+        # Long lists come more often: in these the model skips or swaps lines.
         findings = [practice(rng) for _ in range(rng.randint(rng.choice((1, 12)), 16))]
     again = feedback(rng, "the evidence does not decide the question")
     prompt = opening(ROLES[REFINER], item.task.goal, form=COMBINATION, findings=handed_over(findings), feedback=again)

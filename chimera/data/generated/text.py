@@ -172,14 +172,9 @@ def write_finding(
     lead: str,
     arm: int,
     level: int,
-    *,
     worded: bool,
 ) -> tuple[str, str]:
-    """One finding as a sentence, introduced by `lead`, and the statistic printed in it.
-
-    Args:
-        worded: It says 'lower' or 'higher', whatever the level.
-    """
+    """One finding as a sentence, introduced by `lead`, and its statistic. `worded`: it says 'lower' or 'higher'."""
     value, control_value = draw_values(rng, endpoint, direction, p, arm)
     statistic = print_statistic(rng, endpoint, p, value - control_value, level)
     number, control_number = (f"{amount:.{endpoint.decimals}f}" for amount in (value, control_value))

@@ -17,6 +17,7 @@ from evaluation.report.plots.stages import StageMeans
 SHORT: Mapping[str, str] = {
     baselines.UNREVIEWED: "the society without its board",
     baselines.JUNIOR_VOTE: "majority of the juniors",
+    baselines.BY_RULE: "the juniors' findings by the rule",
     baselines.AGENT: "one agent with all tools",
     baselines.AGENT_VOTE: "majority of such agents",
     baselines.MAP_REDUCE: "a call for each study, one to combine",

@@ -55,6 +55,14 @@ def test_a_reader_of_the_texts_is_always_right_about_the_answer_and_about_every_
         ]
 
 
+def test_findings_say_the_direction_at_every_level_and_the_hardest_has_intervals() -> None:
+    for item in TASKS:
+        for study in item.facts.studies:
+            assert f" {study.finding.direction} " in study.finding.sentence
+    with_intervals = {item.facts.level for item in TASKS if any("95% CI" in text(s) for s in item.facts.studies)}
+    assert with_intervals == {4}
+
+
 @pytest.mark.parametrize("trap", TRAPS)
 def test_a_reader_that_misses_something_is_often_wrong(trap: str) -> None:
     def answer(item: ReviewTask) -> Label:

@@ -115,6 +115,14 @@ def test_the_juniors_vote_and_the_supervisor_decides_ties():
     assert (tied.answer, tied.calls, tied.prompt_tokens, tied.completion_tokens) == ("maybe", 6, 500, 50)
 
 
+def test_where_findings_are_combined_the_rule_on_all_of_them_answers_and_no_majority() -> None:
+    combining = record(answers=("yes", "yes"), chosen="no")
+    combining.outputs["selection"] = {"author": "combined"}
+    by_name = found([BASE], records=[combining])
+    assert (by_name["rule@base"].answer, by_name["rule@base"].calls) == ("no", 4)
+    assert "juniors@base" not in by_name
+
+
 def test_without_board_is_the_answer_before_any_review():
     one = found([BASE])["unreviewed@base"]
     assert (one.answer, one.calls, one.prompt_tokens, one.completion_tokens) == ("maybe", 7, 530, 53)
