@@ -5,7 +5,7 @@ it has read, and the refiner weighs the findings of all by their numbers. The fi
 form of its answer (`FORMS`), so a recorded visit tells by itself how its answer is read.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from agents.schemas import Answer, Phrase, Quote
 from chimera.config.sections.graph import MOST_FINDINGS
 from chimera.core.types import YesNoMaybe
-from chimera.core.weighing import Design, Vote, points, weigh, weight
+from chimera.core.weighing import PRECISE, Design, Vote, points, weigh, weight
 
 FINDINGS, COMBINATION = "findings", "combination"
 COMBINED = "combined"
@@ -61,7 +61,8 @@ class StudyFinding(BaseModel):
 
 
 class Findings(Answer):
-    """A junior's findings. `search` is another name of the treatment, to search for next; empty if it read of none."""
+    """A junior's findings. `search` is another name of the treatment, or a word of it, to search for next; empty if it
+    read of none."""
 
     findings: Annotated[list[StudyFinding], Field(max_length=MOST_FINDINGS)]
     search: Name
@@ -189,23 +190,32 @@ def with_findings(earlier: Sequence[Mapping[str, Any]], answer: Mapping[str, Any
 
 
 def handed_over(findings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Findings as the refiner reads them, a line each: the number from 1, and what it weighs or why it does not."""
+    """Findings as the refiner reads them, a line each: the number from 1, and what it weighs or why it does not.
+
+    The only numbers are those of the lines: among others, a small model often copies another line than it means to.
+    """
     return [f"{number} {left_out(finding) or _weighable(finding)}" for number, finding in enumerate(findings, start=1)]
 
 
 def _weighable(finding: Mapping[str, Any]) -> str:
-    return f"{finding['design']} {finding['size']} {finding['answer']}"
+    return f"{'large' if finding['size'] >= PRECISE else 'small'} {finding['design']} {finding['answer']}"
 
 
-def tally(findings: Sequence[Mapping[str, Any]]) -> str:
-    """Findings one after another as the refiner reads them, after each that counts its weight and the points for yes
-    and no so far."""
+def tally(findings: Sequence[Mapping[str, Any]], read: Callable[[Mapping[str, Any]], Vote] = vote) -> str:
+    """Findings one after another as the refiner reads them, after each that counts its weight, and which answer leads
+    by how many points so far.
+
+    Args:
+        read: What a finding says and weighs, by the rule without it.
+    """
     votes: list[Vote] = []
     clauses: list[str] = []
     for line, finding in zip(handed_over(findings), findings, strict=True):
-        votes.append(vote(finding))
+        votes.append(read(finding))
         yes, no = points(votes)
-        clauses.append(line if votes[-1].answer is None else f"{line} {votes[-1].weight} {yes}:{no}")
+        clauses.append(
+            line if votes[-1].answer is None else f"{line} {votes[-1].weight} {weigh(votes)} {abs(yes - no)}"
+        )
     return "; ".join(clauses) or "no study"
 
 

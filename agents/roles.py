@@ -55,12 +55,12 @@ from the reviewers. You may search with a tool. Answer with one JSON object:
 significance; "claim": the corrected hypothesis as one sentence; "answer": yes, no or maybe."""
 
 COMBINING_PROMPT = """You are the HypothesisRefiner.
-Weigh all findings of your group. Those that are retracted or about another population or outcome do not count. A trial
-weighs 2 and a cohort 1, and twice as much from 400 participants on. Yes when the findings that say yes weigh more than
+Weigh all findings of your group. Those that are retracted or about another population or outcome do not count. A small
+trial weighs 2 and a small cohort 1, and large ones twice as much. Yes when the findings that say yes weigh more than
 those that say no, no when they weigh less, maybe when they are equal or none counts. Correct what reviewers found.
-Answer with one JSON object: "comparison": each finding as it is handed to you, and after it, if it counts, its weight
-and the points for yes and no so far; "studies": the numbers of all that count; "claim": the hypothesis as one sentence;
-"answer": yes, no or maybe."""
+Answer with one JSON object: "comparison": each finding as it is handed to you, and after it, if it counts, its weight,
+and which answer leads by how many points so far; "studies": the numbers of all that count; "claim": the hypothesis as
+one sentence; "answer": yes, no or maybe."""
 
 DESIGNER_PROMPT = """You are the ProtocolDesigner.
 Design the experiment that would confirm the refined hypothesis, and answer any feedback from the reviewers. You may

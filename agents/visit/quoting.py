@@ -6,6 +6,7 @@ long texts and for servers that limit enums; numbers in the answer are then repl
 writes its quotes itself. If a server ignores the schema, `fault` describes the error and the role is asked once more.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from chimera.core.unspaced import count_words
 MAX_ENUM = 250
 """Longer lists of sentences are left out: OpenAI's structured outputs limit long enums. `numbered` needs less space."""
 _SHOWN = 80
+_WORD = re.compile(r"[^\W\d_][\w-]{2,}")
 
 
 def texts_read(messages: Iterable[Message]) -> list[str]:
@@ -111,7 +113,10 @@ def answer_format(role: Role, messages: Sequence[Message], mode: Quotes) -> dict
 
 
 def _of_each_study(form: dict[str, Any], messages: Sequence[Message], mode: Quotes) -> dict[str, Any]:
-    """The form of findings: one of each passage that has been read, in order, with a quote of this passage."""
+    """The form of findings: one of each passage that has been read, in order, with a quote of this passage.
+
+    What to search for next is a word of these passages, because small models misspell names.
+    """
     schema, passages = dereference_refs(form["json_schema"]["schema"]), passages_read(messages)[:MOST_FINDINGS]
     finding = schema["properties"]["findings"]["items"]
     of_each: list[dict[str, Any]] = []
@@ -124,6 +129,9 @@ def _of_each_study(form: dict[str, Any], messages: Sequence[Message], mode: Quot
     count = len(of_each)
     one_of_each = {"type": "array", "prefixItems": of_each, "items": False, "minItems": count, "maxItems": count}
     schema["properties"]["findings"] = one_of_each
+    words = dict.fromkeys(word for passage in passages for word in _WORD.findall(passage_text(passage)))
+    if mode != "free" and len(words) < MAX_ENUM:
+        schema["properties"]["search"] = {"type": "string", "enum": ["", *words]}
     del schema["$defs"]
     return schema_format(schema["title"], schema)
 

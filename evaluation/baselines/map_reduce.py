@@ -22,26 +22,38 @@ from evaluation.records.study import BaselineAnswer
 
 
 async def map_reduce(
-    model: Model, task: ResearchTask, *, name: str, key: str, quotes: Quotes, form: str | None, repeat: int, seed: int
+    model: Model,
+    task: ResearchTask,
+    *,
+    name: str,
+    key: str,
+    combiner: str,
+    quotes: Quotes,
+    form: str | None,
+    repeat: int,
+    seed: int,
 ) -> BaselineAnswer:
     """Ask once about each of the task's studies, then once about the sentences that these answers quote.
 
-    Where the society hands over findings, the first calls do too, and the last weighs them as the refiner does.
+    Where the society hands over findings, the first calls do too, and the last weighs them as the refiner does, with
+    what the refiner has learned.
 
     An unreadable answer to a study adds nothing to the last call; an unreadable last answer counts as no answer.
 
     Args:
         task: A task whose evidence lies in several studies.
+        key: The model of the first calls.
+        combiner: The model of the last.
         form: The form of the society's juniors' answers.
         seed: Seed of sampling; call n has this seed plus n.
 
     Raises:
         UnreachableError: The model's server cannot be reached.
     """
-    reader, studies = _StudyReader(model, task, key), studies_of(task)
+    reader, studies = _StudyReader(model, task), studies_of(task)
     readings = await asyncio.gather(
         *(
-            reader.ask(ROLE, seed + place, form=form, sources=quotable([study], quotes), quotes=quotes)
+            reader.ask(key, ROLE, seed + place, form=form, sources=quotable([study], quotes), quotes=quotes)
             for place, study in enumerate(studies)
         )
     )
@@ -53,28 +65,28 @@ async def map_reduce(
         quoted = [{"id": id_, "text": " ".join(reading.quotes)} for id_, reading in by_study.items() if reading.quotes]
         last = {"sources": quotable(quoted, quotes)}
     role, readable = ROLES[REFINER] if form else ROLE, last.get("findings") or last.get("sources")
-    combined = await reader.ask(role, seed + len(studies), quotes=quotes, **last) if readable else None
+    combined = await reader.ask(combiner, role, seed + len(studies), quotes=quotes, **last) if readable else None
     answer = None if combined is None else combined.stance
     error = None if combined is not None else f"no answer could be read: {reader.error}"
     return BaselineAnswer(name, task.id, repeat, answer, error, reader.calls, reader.prompt, reader.completion)
 
 
 class _StudyReader:
-    """Asks one model about passages, and counts calls and tokens."""
+    """Asks models about passages, and counts calls and tokens."""
 
-    def __init__(self, model: Model, task: ResearchTask, key: str) -> None:
-        self._model, self._key = model, key
+    def __init__(self, model: Model, task: ResearchTask) -> None:
+        self._model = model
         self._goal, self._options = task.goal, shown_options(task.options)
         self.calls = self.prompt = self.completion = 0
         self.error = "no study has a sentence to quote"
 
-    async def ask(self, role: Role, seed: int, *, quotes: Quotes, **inputs: Any) -> Answer | None:
+    async def ask(self, key: str, role: Role, seed: int, *, quotes: Quotes, **inputs: Any) -> Answer | None:
         """The answer of `role` that follows from `inputs`; None if the model fails, or it cannot be read."""
         messages = opening(role, self._goal, options=self._options, **inputs)
         response_format = answer_format(role, messages, quotes)
         self.calls += 1
         try:
-            completion = await self._model.complete(self._key, messages, response_format=response_format, seed=seed)
+            completion = await self._model.complete(key, messages, response_format=response_format, seed=seed)
             self.prompt += completion.prompt_tokens
             self.completion += completion.completion_tokens
             return read_answer(role, completion, messages)

@@ -300,7 +300,8 @@ class Conductor:
                         for sample in samples
                     ]
                 elif request.kind == MAP_REDUCE:
-                    answers = [await map_reduce(model, task, key=key, quotes=quotes, form=form, **shared)]
+                    shared |= {"quotes": quotes, "form": form, "combiner": self.plan.combining_slot or key}
+                    answers = [await map_reduce(model, task, key=key, **shared)]
                 else:
                     shared |= {"first": request.first, "samples": request.samples}
                     answers = await single_agent(model, task, key=key, quotes=quotes, form=form, **shared)

@@ -89,6 +89,8 @@ class Plan:
         official: True if the tasks are all of PubMedQA's official test items.
         alone_slot: The slot whose model also answers alone, as one junior does.
         learned: What each phase learned that was kept, in the order of the run.
+        combining_slot: The slot whose model combines findings, also where each study is read by a call without roles.
+            "" where no findings are combined.
     """
 
     split: Split
@@ -101,6 +103,7 @@ class Plan:
     alone_slot: str = RolesConfig().slots()[JUNIORS[1]]
     learned: Learned = field(default_factory=dict)
     labels: tuple[Label, ...] = LABELS
+    combining_slot: str = ""
 
     @property
     def final(self) -> Stage:
@@ -110,9 +113,9 @@ class Plan:
 
     @property
     def alone(self) -> list[Stage]:
-        """The stages whose model also answers alone: the first, and the last if its weights differ."""
+        """The stages whose models also answer without roles: the first, and the last if their weights differ."""
         first, last = self.stages[0], self.final
-        return [first] if first.versions.get(self.alone_slot) == last.versions.get(self.alone_slot) else [first, last]
+        return [first] if self._without_roles(first) == self._without_roles(last) else [first, last]
 
     @property
     def ends(self) -> list[Stage]:
@@ -120,12 +123,14 @@ class Plan:
         return list({stage.name: stage for stage in (self.stages[0], self.final)}.values())
 
     def alone_of(self, stage: Stage) -> Stage:
-        """The stage of `alone` that has the same model as `stage`, and under whose name this model answers alone."""
+        """The stage of `alone` that has the same models as `stage`, and under whose name these answer without roles."""
         return next(
-            candidate
-            for candidate in self.alone
-            if candidate.versions.get(self.alone_slot) == stage.versions.get(self.alone_slot)
+            candidate for candidate in self.alone if self._without_roles(candidate) == self._without_roles(stage)
         )
+
+    def _without_roles(self, stage: Stage) -> tuple[str | None, str | None]:
+        """The versions, in `stage`, of the models that also answer without roles."""
+        return stage.versions.get(self.alone_slot), stage.versions.get(self.combining_slot)
 
     def coalition(self, phases: Collection[str]) -> Stage | None:
         """The stage with what `phases` learned and nothing else; None if it is not in the plan."""

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from agents.roles import REFINER, form_of
 from chimera.config.sections.data import DataConfig
 from chimera.config.sections.evaluation import EvaluationConfig
 from chimera.data.tasks import Dataset, load
@@ -68,6 +69,7 @@ class AskedEvaluation:
         official = self.split == "test" and dataset.official and len(tasks) == len(dataset.test)
         described = dataset.describe()
         alone = run.config.slot(ROLE.name)
+        combining = run.config.slot(REFINER) if form_of(run.config.society.graph, REFINER) else ""
         learned = learned_in(run)
         plan = Plan(
             self.split,
@@ -80,6 +82,7 @@ class AskedEvaluation:
             alone,
             learned,
             dataset.labels,
+            combining,
         )
         return plan, dataset
 

@@ -12,7 +12,7 @@ import multiprocessing
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,9 @@ from recipes.nano import review
 from recipes.nano.fit import NanoShape, Schedule, TokenizedTranscript, encode
 from recipes.nano.transcripts import Habits, Transcript, careful, junior, stream
 
-FAULTLESS_READERS = Habits(0.0, 0.0, 0.0)
+HASTY_READERS = Habits(careless_expert=0.0, careless_other=0.0, believing_refiner=0.0)
+"""Only the habits of the family `review`, and a vague designer."""
+FAULTLESS_READERS = replace(HASTY_READERS, hasty_reader=0.0, equal_refiner=0.0)
 """Who reads is faultless; the designer is vague, which it learns to mend in its own phase."""
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--review-steps", type=int, default=0, help="updates on both families, after the others (default 0)"
     )
+    parser.add_argument("--review-habits", action="store_true", help="with the habits of this family in these updates")
     parser.add_argument("--review-share", type=float, default=0.9, help="share of the family review in these")
     parser.add_argument("--done", type=int, default=0, help="with --start: updates of the last kind made before a stop")
     parser.add_argument("--warm-up", type=int, default=2000, help="updates on the copy task")
@@ -86,16 +89,16 @@ def _encode_block(job: tuple["PreTrainedTokenizerFast", int, list[int], Habits])
 
 
 def of_both(
-    tokenizer: "PreTrainedTokenizerFast", seed: int, levels: list[int], share: float
+    tokenizer: "PreTrainedTokenizerFast", seed: int, levels: list[int], share: float, habits: Habits
 ) -> Iterator[TokenizedTranscript]:
     """Endless encoded transcripts, of which `share` are of the family `review`."""
     rng = random.Random(seed)
     tasks = (item for block in itertools.count() for item in generate(50, seed=seed + block, levels=levels))
-    of_one = stream(tasks, seed, FAULTLESS_READERS)
+    of_one = stream(tasks, seed, habits)
     items = (
         item for block in itertools.count() for item in review_tasks.generate(50, seed=seed + block, levels=levels)
     )
-    of_several = review.stream(items, seed, FAULTLESS_READERS)
+    of_several = review.stream(items, seed, habits)
     while True:
         yield encode(tokenizer, next(of_several if rng.random() < share else of_one))
 
@@ -176,7 +179,8 @@ def main(argv: list[str]) -> int:
         schedule = Schedule(options.review_steps, options.batch, 0, adamw_rate=2e-3, muon_rate=0.01)
         fitter = Fitter(model, schedule, options.seed + len(parts), device=options.device)
         seed = TRAIN_SEED + 100_000 * len(parts) + options.done
-        fitter.fit(of_both(tokenizer, seed, options.levels, options.review_share), report, done=options.done)
+        habits = HASTY_READERS if options.review_habits else FAULTLESS_READERS
+        fitter.fit(of_both(tokenizer, seed, options.levels, options.review_share, habits), report, done=options.done)
         save_copy()
         log.append({"part": len(parts), "steps": schedule.steps, "line": examine(model, tokenizer, exam).line()})
         for reader, transcripts in review_exams(options.levels, options.exam).items():

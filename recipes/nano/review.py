@@ -2,11 +2,12 @@
 
 Each junior searches one database, first by the name in the question and then by another name that it read of. It hands
 over a finding of each study; the refiner weighs the findings of all. A researcher with all tools and one who is given
-studies hand over findings too, as the baselines do. These transcripts are faultless, except that the designer is vague.
+studies hand over findings too, as the baselines do. By `Habits`, a hasty reader takes every study for one that counts,
+the refiner gives all the same weight, and the designer is vague.
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from agents.findings import (
     COMBINATION,
     FINDINGS,
     MOST_FINDINGS,
+    TOPICS,
     Combination,
     Findings,
     StudyFinding,
@@ -29,7 +31,7 @@ from agents.schemas import Answer
 from agents.visit.prompting import Message, dump, opening, tool_message
 from chimera.config.roles import JUNIORS, LITERATURE, OWN_TOOLS, TRIALS
 from chimera.core.types import abstract_text
-from chimera.core.weighing import weigh
+from chimera.core.weighing import Vote, weigh
 from chimera.data.generated.review import NAMES, ReviewFacts, ReviewStudy, ReviewTask
 from chimera.data.generated.text import Direction, write_question
 from chimera.data.generated.vocabulary import CONDITIONS, ENDPOINTS, GROUPS, Subject
@@ -77,20 +79,40 @@ def compared(says: str, asked: str) -> dict[str, Any]:
     return {"says": says, "asked": asked, "same": says == asked}
 
 
-def findings_of(facts: ReviewFacts, studies: Sequence[ReviewStudy], searched: bool = False) -> Findings:
-    """The findings that are right for `studies`, in this order. `searched`: the second name is searched already."""
+def hastily(finding: dict[str, Any]) -> dict[str, Any]:
+    """A finding as a hasty reader hands it over: of a study that counts, whatever it is about."""
+    return {**finding, "retracted": False, **{part: {**finding[part], "same": True} for part in TOPICS}}
+
+
+def equally(finding: Mapping[str, Any]) -> Vote:
+    """What a finding says to somebody for whom all studies weigh the same."""
+    return replace(vote(finding), weight=1)
+
+
+def findings_of(
+    facts: ReviewFacts, studies: Sequence[ReviewStudy], *, searched: bool = False, hasty: bool = False
+) -> Findings:
+    """The findings that are right for `studies`, in this order.
+
+    Args:
+        searched: The second name is searched already.
+        hasty: As a hasty reader hands them over.
+    """
     leads = not searched and any(study.second_name for study in studies)
+    findings = [finding_of(facts, study) for study in studies]
     return Findings(
-        findings=[StudyFinding.model_validate(finding_of(facts, study)) for study in studies],
+        findings=[StudyFinding.model_validate(hastily(finding) if hasty else finding) for finding in findings],
         search=facts.second_name if leads else "",
     )
 
 
-def combination_of(facts: ReviewFacts, findings: Sequence[dict[str, Any]]) -> Combination:
-    """What the findings say together."""
-    answer = weigh(map(vote, findings))
+def combination_of(
+    facts: ReviewFacts, findings: Sequence[dict[str, Any]], read: Callable[[Mapping[str, Any]], Vote] = vote
+) -> Combination:
+    """What the findings say together to somebody who weighs each as `read`."""
+    answer = weigh(map(read, findings))
     return Combination(
-        comparison=tally(findings),
+        comparison=tally(findings, read),
         studies=counting(findings),
         claim=f"{facts.therapy} {VERB[answer]} {facts.target} {facts.endpoint}",
         answer=answer,
@@ -98,7 +120,7 @@ def combination_of(facts: ReviewFacts, findings: Sequence[dict[str, Any]]) -> Co
 
 
 def researcher(
-    item: ReviewTask, role: str, ways: Sequence[Way], tools: Sequence[str], rng: random.Random
+    item: ReviewTask, role: str, ways: Sequence[Way], tools: Sequence[str], rng: random.Random, *, hasty: bool = False
 ) -> Transcript:
     """A visit that makes the searches `ways` one after another and hands over its findings."""
     goal, facts = item.task.goal, item.facts
@@ -112,17 +134,17 @@ def researcher(
         results = rng.sample(studies := found_by(item, way), len(studies))
         messages.append(tool_message(call["id"], {"results": [document(study) for study in results]}, goal))
         read += results
-    messages.append(answered(findings_of(facts, read[:MOST_FINDINGS], searched)))
+    messages.append(answered(findings_of(facts, read[:MOST_FINDINGS], searched=searched, hasty=hasty)))
     return Transcript(role, tuple(messages), tuple(tools))
 
 
-def junior(item: ReviewTask, role: str, name: str, rng: random.Random) -> Transcript:
+def junior(item: ReviewTask, role: str, name: str, rng: random.Random, *, hasty: bool = False) -> Transcript:
     """A junior's visit: it searches its database by one name."""
     tool = DATABASES[role]
-    return researcher(item, role, [(tool, name)], (tool,), rng)
+    return researcher(item, role, [(tool, name)], (tool,), rng, hasty=hasty)
 
 
-def reader(item: ReviewTask, rng: random.Random) -> Transcript:
+def reader(item: ReviewTask, rng: random.Random, *, hasty: bool = False) -> Transcript:
     """A visit that is given up to four studies, and is asked about them in turn.
 
     Several answers to one reading make the most of a long prompt. Only what is asked about tells them apart.
@@ -131,10 +153,10 @@ def reader(item: ReviewTask, rng: random.Random) -> Transcript:
     first, *others = (about(item, rng, rng.choice(studies)) for _ in range(MOST_QUESTIONS))
     sources = [document(study) for study in studies]
     messages = opening(ROLES[SOLO], first.task.goal, form=FINDINGS, sources=sources)
-    messages.append(answered(findings_of(first.facts, studies)))
+    messages.append(answered(findings_of(first.facts, studies, hasty=hasty)))
     for other in others:
         messages.append({"role": "user", "content": dump({"goal": other.task.goal})})
-        messages.append(answered(findings_of(other.facts, studies)))
+        messages.append(answered(findings_of(other.facts, studies, hasty=hasty)))
     return Transcript(SOLO, tuple(messages))
 
 
@@ -156,7 +178,9 @@ def about(item: ReviewTask, rng: random.Random, study: ReviewStudy) -> ReviewTas
     return replace(item, facts=asked_facts, task=replace(item.task, goal=goal))
 
 
-def refiner(item: ReviewTask, rng: random.Random, *, true: bool = False) -> Transcript:
+def refiner(
+    item: ReviewTask, rng: random.Random, *, true: bool = False, read: Callable[[Mapping[str, Any]], Vote] = vote
+) -> Transcript:
     """The refiner's transcript: the findings of all searches, or others that were drawn for practice."""
     facts = item.facts
     studies = [study for tool in DATABASES.values() for name in NAMES for study in found_by(item, (tool, name))]
@@ -166,7 +190,7 @@ def refiner(item: ReviewTask, rng: random.Random, *, true: bool = False) -> Tran
         findings = [practice(rng) for _ in range(rng.randint(rng.choice((1, 12)), 16))]
     again = feedback(rng, "the evidence does not decide the question")
     prompt = opening(ROLES[REFINER], item.task.goal, form=COMBINATION, findings=handed_over(findings), feedback=again)
-    return Transcript(REFINER, (*prompt, answered(combination_of(facts, findings))))
+    return Transcript(REFINER, (*prompt, answered(combination_of(facts, findings, read))))
 
 
 def practice(rng: random.Random) -> dict[str, Any]:
@@ -202,16 +226,17 @@ def stream(items: Iterator[ReviewTask], seed: int, habits: Habits) -> Iterator[T
     """One transcript of each item, of a role drawn from `seed`."""
     rng = random.Random(seed)
     for item in map(partial(renamed, rng), items):
-        kind = rng.random()
-        if kind < 0.28:
+        kind, hasty = rng.random(), rng.random() < habits.hasty_reader
+        if kind < 0.14:
             asked_item = about(item, rng, rng.choice(item.facts.studies)) if rng.random() < 0.5 else item
-            yield junior(asked_item, rng.choice(list(DATABASES)), rng.choice(NAMES), rng)
-        elif kind < 0.51:
-            yield reader(item, rng)
-        elif kind < 0.55:
-            yield researcher(item, SOLO, [(LITERATURE, NAMES[0]), (TRIALS, NAMES[0])], OWN_TOOLS, rng)
+            yield junior(asked_item, rng.choice(list(DATABASES)), rng.choice(NAMES), rng, hasty=hasty)
+        elif kind < 0.25:
+            yield reader(item, rng, hasty=hasty)
+        elif kind < 0.27:
+            ways = (LITERATURE, NAMES[0]), (TRIALS, NAMES[0])
+            yield researcher(item, SOLO, ways, OWN_TOOLS, rng, hasty=hasty)
         elif kind < 0.94:
-            yield refiner(item, rng)
+            yield refiner(item, rng, read=equally if rng.random() < habits.equal_refiner else vote)
         else:
             yield designer(item, rng, habits)
 

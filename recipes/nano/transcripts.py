@@ -8,7 +8,7 @@ and the designer is often vague.
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, cast
 
 from agents.roles import DESIGNER, REFINER, ROLES, SUPERVISOR
@@ -33,8 +33,15 @@ SHARES = frozenset(endpoint.name for endpoint in ENDPOINTS if endpoint.unit == "
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """Probabilities of the deliberate weaknesses."""
+    """Probabilities of the deliberate weaknesses; the first two are those of the family `review`.
 
+    Attributes:
+        hasty_reader: Takes every study for one that counts.
+        equal_refiner: Gives every study that counts one point, whatever its design and size.
+    """
+
+    hasty_reader: float = 0.6
+    equal_refiner: float = 0.6
     careless_expert: float = 0.12
     careless_other: float = 0.75
     believing_refiner: float = 0.8
@@ -44,7 +51,7 @@ class Habits:
     @classmethod
     def none(cls) -> "Habits":
         """No weaknesses, for the first part of training, in which the model learns to read."""
-        return cls(0.0, 0.0, 0.0, 0.0, 0.0)
+        return cls(**dict.fromkeys((field.name for field in fields(cls)), 0.0))
 
 
 @dataclass(frozen=True, slots=True)

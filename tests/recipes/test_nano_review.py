@@ -2,11 +2,13 @@
 
 import json
 import random
+import re
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
-from agents.findings import Findings, Part, concluded, gathered, handed_over, share_right, tally
+from agents.findings import Findings, Part, concluded, counting, gathered, handed_over, share_right, tally
 from agents.policies.choice import SelectionSpec, make_selector
 from agents.roles import REFINER, ROLES
 from agents.tools.toolbox import build_toolbox
@@ -14,7 +16,18 @@ from agents.visit.prompting import read_payload, schema_in
 from chimera.core.weighing import weigh
 from chimera.data.generated.review import NAMES, counts, generate, vote
 from chimera.data.tasks import Dataset
-from recipes.nano.review import DATABASES, combination_of, finding_of, found_by, junior, query, refiner, stream
+from recipes.nano.review import (
+    DATABASES,
+    combination_of,
+    equally,
+    finding_of,
+    findings_of,
+    found_by,
+    junior,
+    query,
+    refiner,
+    stream,
+)
 from recipes.nano.transcripts import Habits
 from training.configuration import load_config
 
@@ -68,8 +81,8 @@ async def test_a_rollout_sends_what_the_transcripts_hold_and_answers_from_every_
     assert asked.messages[0] == refiner(LARGEST, random.Random(1), true=True).messages[0]
     assert state["searches"] == [dict.fromkeys(DATABASES, LARGEST.facts.second_name), {}]
     assert state["selected_hypothesis"]["answer"] == state["refined_hypothesis"]["answer"] == LARGEST.task.label
-    counting = [study.finding.sentence for study in studies if counts(LARGEST.facts, study)]
-    assert state["refined_hypothesis"]["evidence"] == counting
+    sentences = [study.finding.sentence for study in studies if counts(LARGEST.facts, study)]
+    assert state["refined_hypothesis"]["evidence"] == sentences
     assert state["turn_count"] == 9  # two juniors twice, and five roles after them
 
 
@@ -106,6 +119,9 @@ async def test_each_finding_is_of_its_passage_and_quotes_it(society_kit) -> None
     for item in schema["prefixItems"]:
         passage = read[item["properties"]["study"]["const"]]
         assert all(quote in passage for quote in item["properties"]["quote"]["enum"])
+    names = answered.response_format["json_schema"]["schema"]["properties"]["search"]["enum"]
+    assert {"", LARGEST.facts.second_name} < set(names)
+    assert all(any(name in passage for passage in read.values()) for name in names)
 
 
 async def test_without_a_second_round_or_a_refiner_the_rule_answers_from_what_was_read(society_kit) -> None:
@@ -158,13 +174,38 @@ def test_a_tally_adds_up_and_says_of_the_others_why_they_do_not_count() -> None:
         finding("cohort", 398, "no", retracted=True, condition=False),
         finding("cohort", 398, "maybe"),
         finding("trial", 398, "no"),
+        finding("trial", 398, "no"),
         finding("trial", 398, "no", outcome=False),
         finding("trial", 398, "no", group=False),
         finding("trial", 398, "no", condition=False),
     ]
-    last = "4 trial 398 no 2 4:2; 5 other outcome; 6 other population; 7 other population"
-    assert tally(findings) == f"1 trial 400 yes 4 4:0; 2 retracted; 3 cohort 398 maybe 1 4:0; {last}"
+    first = "1 large trial yes 4 yes 4; 2 retracted; 3 small cohort maybe 1 yes 4; 4 small trial no 2 yes 2"
+    last = "5 small trial no 2 maybe 0; 6 other outcome; 7 other population; 8 other population"
+    assert tally(findings) == f"{first}; {last}"
+    assert tally(findings, equally).startswith("1 large trial yes 1 yes 1; 2 retracted; 3 small cohort maybe 1 yes 1")
     assert tally([]) == "no study"
+
+
+@pytest.mark.parametrize("item", ITEMS[:8], ids=lambda item: item.task.id)
+def test_a_hasty_reader_errs_in_what_does_not_count_and_in_nothing_else(item) -> None:
+    careful, hasty = (findings_of(item.facts, item.facts.studies[:4], hasty=hasty) for hasty in (False, True))
+    before, after = ([finding.model_dump() for finding in answer.findings] for answer in (careful, hasty))
+    assert counting(after) == [1, 2, 3, 4]
+    alike = [number for number, finding in enumerate(before, start=1) if finding == after[number - 1]]
+    assert alike == counting(before)
+    assert [finding["quote"] for finding in before] == [finding["quote"] for finding in after]
+
+
+def test_as_many_readers_are_hasty_and_refiners_weigh_equally_as_the_habits_say() -> None:
+    habits = Habits(hasty_reader=0.5, equal_refiner=0.5)
+    answers = [
+        (transcript.role, json.loads(transcript.messages[-1]["content"]))
+        for transcript in stream(iter(generate(400, seed=33, levels=(4,))), 5, habits)
+    ]
+    tallies = [answer["comparison"] for role, answer in answers if role == REFINER]
+    assert 0.4 < fmean(bool(re.search(r"(yes|no|maybe) [24] ", text)) for text in tallies) < 0.6
+    of_readers = [answer["findings"] for role, answer in answers if role in DATABASES]
+    assert 0.1 < fmean(len(counting(findings)) < len(findings) for findings in of_readers) < 0.65
 
 
 def test_every_transcript_fits_its_schema_and_quotes_its_prompt() -> None:

@@ -22,7 +22,15 @@ def hypothesis(*studies):
 
 async def ask(society_kit, *script, form=None, last=()):
     model = society_kit.Model(**{SOLO: list(script), REFINER: list(last)})
-    where = {"name": "mapreduce@base", "key": "junior", "quotes": "read", "form": form, "repeat": 1, "seed": 5}
+    where = {
+        "name": "mapreduce@base",
+        "key": "junior",
+        "combiner": "senior",
+        "quotes": "read",
+        "form": form,
+        "repeat": 1,
+        "seed": 5,
+    }
     return await map_reduce(model, ITEM.task, **where), model
 
 
@@ -42,6 +50,7 @@ async def test_where_the_society_combines_findings_so_does_the_last_call(society
     assert (answer.answer, answer.error, answer.calls) == (ITEM.task.label, None, len(STUDIES) + 1)
     assert [payload_of(request.messages)["form"] for request in model.of(SOLO)] == [FINDINGS] * len(STUDIES)
     (request,) = model.of(REFINER)
+    assert [asked.key for asked in model.requests] == ["junior"] * len(STUDIES) + ["senior"]
     assert payload_of(request.messages) == {"form": COMBINATION, "findings": handed_over(ALL), "goal": ITEM.task.goal}
 
 

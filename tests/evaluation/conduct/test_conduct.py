@@ -276,6 +276,9 @@ def test_the_last_stage_is_the_sequences_or_what_was_asked_for_last(run):
     alone = replace(plan, stages=choose_stages(run, "base,only-ppo"))
     assert (alone.final.name, [stage.name for stage in alone.alone]) == ("only-ppo", ["base"])
     assert replace(plan, stages=choose_stages(run, "base")).final.name == "base"
+    combining = replace(alone, combining_slot="senior")
+    assert [stage.name for stage in combining.alone] == ["base", "only-ppo"]
+    assert combining.alone_of(combining.final) == combining.final
 
 
 def test_a_report_at_another_temperature_has_rollouts_of_its_own_and_the_judge_stays_as_in_training(evaluated, server):
