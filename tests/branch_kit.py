@@ -25,13 +25,11 @@ def answer(stance="yes", quote=READ, claim="it works"):
     return json.dumps({"evidence": [quote], "comparison": "lower", "claim": claim, "answer": stance})
 
 
-def record(run, number, version="nano@0", **other):
+def record(run, number, version="nano@0", sources=({"id": "a", "text": READ},), **other):
     """A rollout of a task whose label is yes, in which the refiner was asked once."""
     name = f"ro-{number}"
     selected = json.loads(answer())
-    messages = opening(
-        ROLES[REFINER], f"Is it so in {number}?", sources=[{"id": "a", "text": READ}], hypothesis=selected
-    )
+    messages = opening(ROLES[REFINER], f"Is it so in {number}?", sources=list(sources), hypothesis=selected)
     message = {"role": "assistant", "content": answer()}
     choice = {"index": 0, "message": message, "token_ids": [7], "finish_reason": "stop"}
     request = {"model": "refiner", "messages": messages, "response_format": {"type": "json_object"}}

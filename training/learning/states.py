@@ -5,15 +5,17 @@ And the rollouts in which they are recorded, where a phase makes them itself.
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from agents.findings import Findings, share_right
+from agents.findings import Findings, gathered, share_right, vote
+from agents.roles import REFINER
 from agents.schemas import Answer
 from agents.tools.sources import sources_seen
 from chimera.core.errors import ConfigError, RunError
 from chimera.core.types import Label, ResearchTask
-from chimera.core.weighing import Vote
+from chimera.core.weighing import Vote, weigh
 from chimera.data.tasks import Dataset
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from training.learning.base import Bench, PhasePlan
@@ -30,7 +32,8 @@ class State:
 
     Attributes:
         call: The call that gave the answer.
-        label: The right answer for a role that has read what this one had (`ResearchTask.label_after`).
+        label: The right answer for a role that has read what this one had (`ResearchTask.label_after`), or that was
+            handed these findings.
         votes: What is right of each study that it has read, where that is known.
     """
 
@@ -139,11 +142,19 @@ def states_of(episode: Episode, roles: Sequence[str], task: ResearchTask | None 
 def _key(call: Call, record: RolloutRecord, task: ResearchTask | None) -> tuple[Label, tuple[Vote, ...]]:
     """The right answer for a role after what it has read, and what is right of each study among that.
 
-    A role that reads no studies itself has all of them before it in what others hand over.
+    The refiner has the findings that were handed over, right or wrong: what they say together is right for it, since
+    the task's label need not follow from them. Any other role that reads no studies is asked for the task's label.
     """
     if task is None or call.asked is None:
         return record.label, ()
     read = {source["id"] for source in sources_seen({call.role: call.asked.messages})}
     if not read:
-        return task.label, ()
+        findings = findings_in(record) if call.role == REFINER else []
+        return weigh(map(vote, findings)) if findings else task.label, ()
     return task.label_after(read), tuple(vote for vote in task.votes if vote.study in read)
+
+
+def findings_in(record: RolloutRecord) -> list[Mapping[str, Any]]:
+    """The findings of all juniors in a rollout; none where hypotheses are not combined from them."""
+    hypotheses = record.outputs.get("initial_hypotheses", ())
+    return gathered(hypothesis for hypothesis in hypotheses if "findings" in hypothesis)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from agents.findings import Findings, as_hypothesis, gathered, with_findings
+from agents.findings import Findings, as_hypothesis, with_findings
 from agents.roles import DESIGNER, PEER_REVIEWER, REFINER, ROLES, SUPERVISOR
 from agents.schemas import Answer, ExperimentProtocol, Hypothesis
 from agents.visit.quoting import texts_read
@@ -29,7 +29,7 @@ from evaluation.scores.judge import finished_work
 from evaluation.scores.relative import relative
 from training.learning.base import Bench, PhasePlan
 from training.learning.experience import Call
-from training.learning.states import State
+from training.learning.states import State, findings_in
 
 How = Literal["direct", "replay"]
 RELATIVE = "relative"
@@ -221,21 +221,16 @@ def _work(state: State, answer: Answer, read: list[str]) -> dict[str, Any]:
     if isinstance(answer, ExperimentProtocol):
         outputs["final_protocol"] = {**answer.model_dump(), "amendments": []}
     else:
-        outputs |= {"refined_hypothesis": as_hypothesis(answer, _findings(state)), "final_answer": answer.stance}
+        refined = as_hypothesis(answer, findings_in(state.episode.record))
+        outputs |= {"refined_hypothesis": refined, "final_answer": answer.stance}
     sources = {source["text"]: source for source in outputs["selection"]["sources"]}
     sources |= {text: {"id": "read", "text": text} for text in read if text not in sources}
     return finished_work(outputs, list(sources.values()), outputs["research_goal"])
 
 
-def _findings(state: State) -> list[Mapping[str, Any]]:
-    """The findings of all juniors in the recorded rollout; none where hypotheses are not combined from them."""
-    hypotheses = state.episode.record.outputs.get("initial_hypotheses", ())
-    return gathered(hypothesis for hypothesis in hypotheses if "findings" in hypothesis)
-
-
 def replaced(state: State, answer: Answer) -> dict[str, Any]:
     """The fields of the society's state that hold `answer` in place of what the role had answered."""
-    role, content = state.call.role, as_hypothesis(answer, _findings(state))
+    role, content = state.call.role, as_hypothesis(answer, findings_in(state.episode.record))
     if role == REFINER:
         return {"refined_hypothesis": content, "unreviewed_hypothesis": content}
     if role == DESIGNER:

@@ -28,6 +28,11 @@ PROTOCOL = {
     "sample_size": 200, "analysis": "analysis of covariance at the 5% level",
     "safeguards": "informed consent, adverse event monitoring and a stopping rule", "expected": "yes",
 }  # fmt: skip
+SAME = {"says": "falls", "asked": "falls", "same": True}
+FINDING = {
+    "retracted": False, "design": "trial", "size": 200, "answer": "yes",
+    "group": SAME, "condition": SAME, "outcome": SAME,
+}  # fmt: skip
 
 
 async def grown(bench, weights, how="direct", k=8):
@@ -62,6 +67,20 @@ async def test_a_role_that_has_found_one_of_several_studies_is_right_by_that_stu
     for group in groups:
         for valued in group.answers:
             assert valued.worth.value == (valued.call.answer.stance == group.state.label)
+
+
+@pytest.mark.parametrize(("retracted", "label"), [(False, "no"), (True, "yes")])
+async def test_a_refiner_is_right_by_the_findings_that_it_was_handed(tmp_path, retracted, label):
+    """One finding says yes and a heavier one no, if that counts: the task's label, maybe, does not follow."""
+    heavier = {"size": 900, "answer": "no", "retracted": retracted}
+    findings = [{**FINDING, "study": "a"}, {**FINDING, "study": "b", **heavier}]
+    votes = (Vote("a", "yes", 1), Vote("b", "maybe", 2))
+    task = ResearchTask("t0", "Is it so?", (), "maybe", "generated", studies=(("a", ()), ("b", ())), votes=votes)
+    bench = Answers(tmp_path, dataset=Dataset((task,), (), (), "generated", "test"))
+    outputs = {**bench.earlier[0].outputs, "initial_hypotheses": [{"author": "Geneticist", "findings": findings}]}
+    bench.earlier[:] = [record(bench.run, 0, sources=(), outputs=outputs)]
+    [group] = await grown(bench, {"alignment": 1.0})
+    assert {valued.call.answer.stance for valued in group.answers if valued.worth.value} == {label}
 
 
 async def test_direct_values_are_the_weighted_parts_of_the_answer_itself(tmp_path):
