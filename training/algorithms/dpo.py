@@ -39,6 +39,12 @@ class DpoSettings(TuneSettings, BranchSettings):
     )
     held_out: float = Field(default=0.1, ge=0, lt=1, description="share of the prompts whose pairs are not trained on")
     beta: float = Field(default=0.1, gt=0, le=100, description="weight of the distance from the first weights")
+    imitation: float = Field(
+        default=0.0,
+        ge=0,
+        le=100,
+        description="weight of imitating the preferred answers, too: keeps what both answers of a pair have right",
+    )
     lr: float = Field(
         default=1e-4, gt=0, le=10, description="peak learning rate; real models want 5e-7 to 5e-6, LoRA ten times that"
     )
@@ -75,7 +81,8 @@ class Dpo:
         Raises:
             RunError: There are too few pairs, or the training process ended early.
         """
-        learned = await bench.fine_tune(plan, settings, partial(draw, plan, settings, bench), beta=settings.beta)
+        choose = partial(draw, plan, settings, bench)
+        learned = await bench.fine_tune(plan, settings, choose, beta=settings.beta, imitation=settings.imitation)
         figures = learned.figures
         if "held_out/won_after" in figures:
             won = f"{figures['held_out/won_after']:.0%} of {figures['pairs/held_out']} held-out pairs are won"

@@ -112,8 +112,9 @@ class LabBench:
         name: str | None = None,
         start: FirstWeights | None = None,
         beta: float | None = None,
+        imitation: float = 0.0,
     ) -> Learned:
-        return await fine_tune(self, plan, settings, choose, name=name, start=start, beta=beta)
+        return await fine_tune(self, plan, settings, choose, name=name, start=start, beta=beta, imitation=imitation)
 
     def spent(self) -> Mapping[str, float]:
         return {**self._side.spent(), **self._replays.spent()}

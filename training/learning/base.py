@@ -195,6 +195,7 @@ class Bench(Protocol):
         name: str | None = None,
         start: "FirstWeights | None" = None,
         beta: float | None = None,
+        imitation: float = 0.0,
     ) -> Learned:
         """Fine-tune weights of the phase's slot in a process of its own, on what `choose` gives.
 
@@ -206,6 +207,7 @@ class Bench(Protocol):
             start: The weights to start from; the live ones if it is None.
             beta: None to imitate; a number to prefer one answer of each pair to the other (DPO), which is the weight of
                 the distance from the first weights. A line then has `prompt_ids`, `chosen_ids` and `rejected_ids`.
+            imitation: With `beta`, the weight of imitating the preferred answers as well.
 
         Raises:
             RunError: `choose` raised it, or the process ended early.

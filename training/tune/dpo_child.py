@@ -2,7 +2,9 @@
 
 The loss of a pair is -log sigmoid(beta ((pi_c - ref_c) - (pi_r - ref_r))) (Rafailov et al. 2023, equation 7), with sums
 of log-probabilities over the tokens of the chosen answer c and the rejected answer r, of the trained weights pi and of
-the phase's first weights ref, which are computed once before training.
+the phase's first weights ref, which are computed once before training. `imitation` adds the mean negative
+log-likelihood of the chosen answers' tokens (TRL's loss "sft"; RPO, arXiv 2404.19733): a preference alone also pushes
+aside what both answers of a pair have.
 """
 
 import json
@@ -37,10 +39,12 @@ class DpoSpec(Spec):
         dataset: JSON lines, each with `prompt_ids`, `chosen_ids` and `rejected_ids`.
         held_out: The same, of pairs that are not trained on; the file may be empty.
         beta: Weight of the distance from the first weights.
+        imitation: Weight of the chosen answers' negative log-likelihood.
     """
 
     held_out: str
     beta: float
+    imitation: float = 0.0
 
 
 def main(argv: list[str]) -> None:
@@ -82,7 +86,8 @@ def make_trainer(spec: DpoSpec, progress: TextIO, scratch: str) -> "DPOTrainer":
     settings = DPOConfig(
         **common,
         beta=spec.beta,
-        loss_type=["sigmoid"],
+        loss_type=["sigmoid", "sft"],
+        loss_weights=[1.0, spec.imitation],
         max_length=None,
         precompute_ref_log_probs=True,
         # TRL averages batches and not pairs: with one pair in each, they are the same.

@@ -40,7 +40,9 @@ class TokenPairs(DPOTrainer):
         noted = {"rewards/accuracies": (margins > 0).float(), "rewards/margins": margins}
         for name, values in (noted | {"logps/chosen": chosen, "logps/rejected": rejected}).items():
             self._metrics["train" if model.training else "eval"][name].append(values.detach().mean().item())
-        return -logsigmoid(margins).mean()
+        preference, imitation = self.loss_weights
+        tokens = inputs["completion_mask"].chunk(2)[0].sum()
+        return -(preference * logsigmoid(margins).mean() + imitation * chosen.sum() / tokens)
 
     def _answer_log_probs(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
         ids, answered = inputs["input_ids"], inputs["completion_mask"][:, 1:].bool()

@@ -40,6 +40,7 @@ async def fine_tune(
     name: str | None = None,
     start: FirstWeights | None = None,
     beta: float | None = None,
+    imitation: float = 0.0,
 ) -> Learned:
     """See `training.learning.base.Bench.fine_tune`."""
     name = name or plan.name
@@ -57,7 +58,7 @@ async def fine_tune(
         if beta is not None:
             held_out = file.with_name(f"{prefix}{HELD_OUT}")
             await asyncio.to_thread(write_lines, held_out, data.held_out())
-            spec = DpoSpec(**asdict(spec), held_out=str(held_out.absolute()), beta=beta)
+            spec = DpoSpec(**asdict(spec), held_out=str(held_out.absolute()), beta=beta, imitation=imitation)
         kind = "conversations" if beta is None else "pairs"
         figures = await _train_once(process, spec, policy, start.version, bench, data, kind)
     return Learned(figures, policy)

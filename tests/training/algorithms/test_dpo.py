@@ -285,8 +285,8 @@ def test_the_loss_is_the_formula_computed_by_hand(tmp_path, serving_model, rank)
     assert end["held_out/loss_after"] == pytest.approx(sum(by_hand) / 5, rel=1e-3)
 
 
-@pytest.mark.parametrize("rank", [0, 4])
-def test_logits_in_chunks_teach_what_trl_teaches(tmp_path, serving_model, monkeypatch, rank):
+@pytest.mark.parametrize(("rank", "imitation"), [(0, 0.0), (0, 25.0), (4, 0.0)])
+def test_logits_in_chunks_teach_what_trl_teaches(tmp_path, serving_model, monkeypatch, rank, imitation):
     from safetensors.torch import load_file
     from trl.trainer.dpo_trainer import DPOTrainer
 
@@ -308,7 +308,7 @@ def test_logits_in_chunks_teach_what_trl_teaches(tmp_path, serving_model, monkey
     for kind in (dpo_trainer.TokenPairs, Whole):
         monkeypatch.setattr(dpo_trainer, "TokenPairs", kind)
         (folder := tmp_path / kind.__name__).mkdir()
-        told, spec = io.StringIO(), {"lora_rank": rank, "epochs": 2, "lr": 1e-3}
+        told, spec = io.StringIO(), {"lora_rank": rank, "epochs": 2, "lr": 1e-3, "imitation": imitation}
         dpo_child.train(spec_of(folder, serving_model(), rows_of(8, seed=1), rows_of(3, seed=2), **spec), told)
         steps = [json.loads(line) for line in told.getvalue().splitlines()]
         found.append((steps, load_file(folder / "out" / "model.safetensors")))
