@@ -106,7 +106,7 @@ def make_trainer(spec: DpoSpec, progress: TextIO, scratch: str) -> "DPOTrainer":
 def held_out(trainer: "DPOTrainer") -> dict[str, float]:
     """Of the held-out pairs: the share that is won (implicit margin above 0), mean margin and loss; empty without any.
 
-    The first weights are the reference: for them every margin is 0, none is won, and the loss is log 2.
+    The first weights are the reference: for them every margin is 0, none is won, and the loss is log 2 (and imitation).
     """
     if trainer.eval_dataset is None:
         return {}
