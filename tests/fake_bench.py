@@ -165,8 +165,8 @@ class FakeBench:
         if policy.part == "weights":
             self._weights[policy.target] = folder
 
-    async def fine_tune(self, plan, settings, choose, **options):
-        return await fine_tune(self, plan, settings, choose, **options)
+    async def fine_tune(self, plan, settings, choose, *, name=None, start=None, beta=None, imitation=0.0):
+        return await fine_tune(self, plan, settings, choose, name=name, start=start, beta=beta, imitation=imitation)
 
     def spent(self):
         answers = sum(map(len, self.branches.values()))
