@@ -6,6 +6,7 @@ form of its answer (`FORMS`), so a recorded visit tells by itself how its answer
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
@@ -124,10 +125,15 @@ def counting(findings: Iterable[Mapping[str, Any]]) -> list[int]:
     return [number for number, finding in enumerate(findings, start=1) if left_out(finding) is None]
 
 
-def share_right(answer: Findings, votes: Sequence[Vote]) -> float:
-    """The share of the studies whose finding says and weighs what `votes` say."""
+def findings_right(answer: Findings, votes: Sequence[Vote]) -> dict[str, bool]:
+    """Of each study of `votes`, whether its finding says and weighs what its vote says; a missing one does not."""
     votes_by_study = {finding.study: vote(finding.model_dump()) for finding in answer.findings}
-    return sum(_alike(votes_by_study.get(right.study), right) for right in votes) / len(votes)
+    return {right.study: _alike(votes_by_study.get(right.study), right) for right in votes}
+
+
+def share_right(answer: Findings, votes: Sequence[Vote]) -> float:
+    """The share of the studies of `votes` whose finding is right."""
+    return fmean(findings_right(answer, votes).values())
 
 
 def _alike(vote: Vote | None, right: Vote) -> bool:

@@ -17,6 +17,7 @@ from chimera.config.tree import Config
 from chimera.core.errors import ConfigError
 from chimera.data.tasks import Dataset
 from chimera.run.policies import Part
+from training.algorithms.mending import encoder, that_mend
 from training.algorithms.pairs import PairSet, all_pairs, hold_out
 from training.learning.base import Bench, Learned, PhasePlan
 from training.learning.examples import Render, check_enough
@@ -90,8 +91,8 @@ class Dpo:
         return learned
 
 
-async def draw(plan: PhasePlan, settings: DpoSettings, bench: Bench, _: Render) -> PairSet:
-    """Pairs to train on and held-out pairs; their tokens are the server's own.
+async def draw(plan: PhasePlan, settings: DpoSettings, bench: Bench, render: Render) -> PairSet:
+    """Pairs to train on and held-out pairs; their tokens are the server's own, but for mended answers'.
 
     Raises:
         RunError: Fewer than `min_examples` are left to train on.
@@ -100,7 +101,8 @@ async def draw(plan: PhasePlan, settings: DpoSettings, bench: Bench, _: Render) 
     states = await collect_states(plan, settings.tasks, bench)
     values = Values(settings.reward, how_valued(plan, settings.reward, settings.value, bench.config), bench)
     groups = await grow(bench, values, states, settings.answers, seed=seed, version=version)
-    pairs = await asyncio.to_thread(all_pairs, groups, settings.pairs, settings.keep_right, seed)
+    mended = partial(that_mend, most=settings.pairs, encode=encoder(render))
+    pairs = await asyncio.to_thread(all_pairs, groups, settings.pairs, settings.keep_right, seed, mended)
     fitting = [pair for pair in pairs if pair.length <= settings.max_length]
     is_held = hold_out((group.state for group in groups if group.informs), settings.held_out, seed)
     train, held = ([pair for pair in fitting if is_held(pair) is side] for side in (False, True))

@@ -12,7 +12,7 @@ from training.learning.experience import Call
 from training.learning.groups import AnswerGroup, Valued
 from training.learning.states import State
 
-Kind = Literal["worth", "keeps"]
+Kind = Literal["worth", "keeps", "mended"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class AnswerPair:
 
     Attributes:
         kind: worth: the preferred answer is worth more; keeps: it keeps a right answer that the prompt handed over,
-            where the other one changes it.
+            where the other one changes it; mended: it is the other one with right parts in place of wrong ones.
     """
 
     state: State
@@ -73,7 +73,7 @@ def by_worth(group: AnswerGroup, most: int) -> list[AnswerPair]:
 
     No answer stands in two pairs, and no pair has answers of equal worth.
     """
-    ranked = sorted(_different(group), key=lambda valued: -valued.worth.value)
+    ranked = sorted(different(group), key=lambda valued: -valued.worth.value)
     ends = zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False)
     pairs = [(best, worst) for best, worst in ends if best.worth.value > worst.worth.value]
     return [AnswerPair(group.state, best.call, worst.call, "worth") for best, worst in pairs[:most]]
@@ -87,7 +87,7 @@ def that_keep(group: AnswerGroup) -> Iterator[AnswerPair]:
     handed = group.state.call.handed
     if handed is None or handed != group.state.label:
         return
-    ranked = sorted(_different(group), key=lambda valued: -valued.worth.value)
+    ranked = sorted(different(group), key=lambda valued: -valued.worth.value)
     stances = [(valued.call, answer.stance) for valued in ranked if (answer := valued.call.answer) is not None]
     keeping = [call for call, stance in stances if stance == handed]
     for changing in (call for call, stance in reversed(stances) if stance != handed):
@@ -95,15 +95,22 @@ def that_keep(group: AnswerGroup) -> Iterator[AnswerPair]:
             yield AnswerPair(group.state, call, changing, "keeps")
 
 
-def all_pairs(groups: Sequence[AnswerGroup], most: int, keep_right: float, seed: int) -> list[AnswerPair]:
-    """Pairs by worth of all groups that inform, and beside them one of each state that keeps what is right.
+def all_pairs(
+    groups: Sequence[AnswerGroup],
+    most: int,
+    keep_right: float,
+    seed: int,
+    mended: Callable[[AnswerGroup], Sequence[AnswerPair]] = lambda group: (),
+) -> list[AnswerPair]:
+    """Pairs of all groups, mended ones or else by worth, and beside them one of each state that keeps what is right.
 
     Args:
         most: Pairs by worth of one state, at most.
-        keep_right: Number of pairs that keep what is right, at most, as a share of the pairs by worth. If there are
-            more, it is drawn which ones are left out.
+        keep_right: Number of pairs that keep what is right, at most, as a share of the others. If there are more, it is
+            drawn which ones are left out.
+        mended: The mended pairs of a group, if its answers have parts.
     """
-    worth = [pair for group in groups if group.informs for pair in by_worth(group, most)]
+    worth = [pair for group in groups for pair in (mended(group) or by_worth(group, most))]
     identities = {_identity(pair) for pair in worth}
     further = (next((pair for pair in that_keep(group) if _identity(pair) not in identities), None) for group in groups)
     keeping = [pair for pair in further if pair is not None]
@@ -134,7 +141,7 @@ def hold_out(states: Iterable[State], share: float, seed: int) -> Callable[[Answ
     return lambda pair: pair.state.episode.record.task_id in held
 
 
-def _different(group: AnswerGroup) -> list[Valued]:
+def different(group: AnswerGroup) -> list[Valued]:
     """The group's answers whose tokens differ, in the order in which they were drawn."""
     return list({valued.call.response_ids: valued for valued in reversed(group.answers)}.values())[::-1]
 
