@@ -1,6 +1,6 @@
 """Compares the society with its baselines: right answers, calls, tokens, right answers by level and by studies."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
@@ -93,20 +93,26 @@ def by_studies(study: Study) -> dict[str, Any]:
     return {"systems": systems, "counts": rows, "slope": line, "step": STEP}
 
 
-def strongest(study: Study) -> str | None:
+def strongest(study: Study, without: Collection[str] = ()) -> str | None:
     """The baseline with most right answers, of those that use at most the tokens of the last stage; of equals the
-    cheapest. None if there is none. `PARTS` of the society are left out.
+    cheapest. None if there is none. `PARTS` of the society are left out, and the kinds `without`.
     """
     used = {name: counts["tokens"] for name, counts in work(study).items()}
     limit = used[study.plan.final.name]
     rivals = {
         name: (fmean(hits), -tokens)
         for name, answers in answers_by_baseline(study.baselines).items()
-        if name.partition("@")[0] not in PARTS
+        if name.partition("@")[0] not in (*PARTS, *without)
         if (hits := _hits(answers, study.plan.tasks)) and (tokens := used[name]) is not None
         if limit is None or tokens <= limit
     }
     return max(rivals, key=lambda name: rivals[name], default=None)
+
+
+def undivided(study: Study) -> str | None:
+    """The strongest baseline that reads all it reads in one context; None if no baseline divides the evidence."""
+    kinds = {name.partition("@")[0] for name in answers_by_baseline(study.baselines)}
+    return strongest(study, (baselines.MAP_REDUCE,)) if baselines.MAP_REDUCE in kinds else None
 
 
 def beside(study: Study) -> list[str]:

@@ -127,6 +127,7 @@ def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
         "work": standing.work(study),
         "standing": standing.beside(study),
         "strongest": standing.strongest(study),
+        **({"undivided": undivided} if (undivided := standing.undivided(study)) else {}),
         "levels": standing.levels(study),
         **({"studies": by_studies} if (by_studies := standing.by_studies(study)) else {}),
         "predictions": official.summary(study),

@@ -158,18 +158,25 @@ def standing_words(report: Mapping[str, Any]) -> str:
     return f"{sentence(sides[0])}; the strongest baseline of at most as many tokens: {sides[1]}."
 
 
-def pays_words(report: Mapping[str, Any]) -> str:
-    """Whether the society is worth its tokens, in one sentence with the interval; empty without a rival."""
-    row = report["comparisons"].get(beside_strongest(report) or "", {}).get("alignment")
+def pays_words(report: Mapping[str, Any], *, undivided: bool = False) -> str:
+    """Whether the society is worth its tokens, in one sentence with the interval; empty without a rival.
+
+    Args:
+        undivided: Beside the strongest rival that does not divide the evidence either.
+    """
+    name = report.get("undivided") if undivided else report["strongest"]
+    row = report["comparisons"].get(beside_society(report, name), {}).get("alignment")
     if row is None:
         return ""
     change_words = f"{change(row['difference'], 'share')} points ({change_between(row['low'], row['high'], 'share')})"
     rivals = "beside the strongest baseline of at most its tokens"
+    if undivided:
+        rivals += f" that reads in one context ({stage_titles(report)[name]})"
     if row["verdict"] == "better":
         return f"Yes, on these tasks: right answers {change_words} {rivals}."
     if row["verdict"] == "worse":
         return f"No: right answers {change_words} {rivals}."
-    society, rival = (report["work"][name]["tokens"] for name in (report["standing"][0], report["strongest"]))
+    society, rival = (report["work"][system]["tokens"] for system in (report["standing"][0], name))
     spent = f", at {society / rival:.1f} times its tokens" if society and rival else ""
     return f"Not shown: right answers {change_words} {rivals}{spent}."
 
@@ -186,9 +193,14 @@ def growth_words(report: Mapping[str, Any]) -> str:
     return f"{verdict}: {change_words} {every}, beside the strongest baseline of at most its tokens, not corrected."
 
 
+def beside_society(report: Mapping[str, Any], name: str | None) -> str:
+    """The name of the comparison of a baseline with the last stage."""
+    return f"{name}:{report['standing'][0]}"
+
+
 def beside_strongest(report: Mapping[str, Any]) -> str | None:
     """The comparison of the strongest baseline of the society's tokens with the last stage; None if there is none."""
-    pair = f"{report['strongest']}:{report['standing'][0]}"
+    pair = beside_society(report, report["strongest"])
     return pair if pair in report["comparisons"] else None
 
 

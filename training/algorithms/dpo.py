@@ -1,8 +1,9 @@
 """Step DPO: of two answers to one recorded prompt, the weights learn to prefer the one that is worth more.
 
 The answers are branches (`training.learning.base.Bench.branch`), as in AgentQ (arXiv 2408.07199), where a tree search
-gives them. A tenth of the states is held out: how many of their pairs are won tells whether anything general was
-learned. The trainer gets the server's own token ids.
+gives them; where answers have parts that are right or wrong by themselves, the preferred one is mended
+(`training.algorithms.mending`). A tenth of the states is held out: how many of their pairs are won tells whether
+anything general was learned. The trainer gets the server's own token ids.
 """
 
 import asyncio

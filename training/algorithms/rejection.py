@@ -1,9 +1,9 @@
 """Rejection fine-tuning: several answers to each recorded prompt of the roles, of which the best ones are imitated.
 
 An answer must be right: it says what follows from what the role has read (the task's label or, where several studies
-answer a task, what those say that the role has found), and its quotes stand there. Among right answers those that are
-worth most come first (`reward`), because a right answer may be a guess: with alignment alone as reward, fine-tuning on
-all different right answers taught the bundled model nothing. Answers are branches
+answer a task, what those say that the role has found or was handed), and its quotes stand there. Among right answers
+those that are worth most come first (`reward`), because a right answer may be a guess: with alignment alone as reward,
+fine-tuning on all different right answers taught the bundled model nothing. Answers are branches
 (`training.learning.base.Bench.branch`): each costs one call of a model and not a rollout.
 """
 

@@ -33,6 +33,7 @@ from evaluation.report.content.cells import (
 from evaluation.report.content.results import baselines_table, by_studies
 from evaluation.report.formats import (
     amount,
+    beside_society,
     beside_strongest,
     change,
     change_between,
@@ -90,7 +91,7 @@ def brief(report: Report) -> Iterator[Block]:
         yield baselines_table(report, hidden=hidden, short=True)
     yield from list(by_studies(report, short=True))[1:]
     yield from gains(report)
-    pays = [f"{title} {words}" for title, words in _pays(report) if words]
+    pays = [f"{title} {words}" for title, _, words in _pays(report) if words]
     for words in (report["verdict"]["text"], standing_words(report), *pays, lost_words(report), blame_words(report)):
         if words:
             yield Note(words)
@@ -225,9 +226,9 @@ def _facts(report: Report) -> Iterator[tuple[str, Inline]]:
     if gone := report["run"]["rolled_back"]:
         compared.append(f"; rolled back by the gate, so no stage here: {', '.join(gone)}")
     yield "Compared", compared
-    for title, words in _pays(report):
+    for title, pair, words in _pays(report):
         if words:
-            yield title, Text(words, "strong", f"#pairs-{slug(beside_strongest(report) or '')}")
+            yield title, Text(words, "strong", f"#pairs-{slug(pair)}")
     if words := standing_words(report):
         yield "Stands", words
     yield "Data", f"{data_words(report)} ({report['data']})"
@@ -239,9 +240,18 @@ def _facts(report: Report) -> Iterator[tuple[str, Inline]]:
     yield "Models", joined(models, ";\n")
 
 
-def _pays(report: Report) -> list[tuple[str, str]]:
-    """The questions whether a team pays, with their answers, which are empty where they cannot be told."""
-    return [("Does a team pay?", pays_words(report)), ("Does the gap grow with more studies?", growth_words(report))]
+def _pays(report: Report) -> list[tuple[str, str, str]]:
+    """The questions whether a team pays, the comparison of each, and its answer, which is empty where none can be told.
+
+    Whether dividing pays is asked apart only where the strongest rival divides the evidence, too.
+    """
+    strongest, undivided = (beside_society(report, report.get(rival)) for rival in ("strongest", "undivided"))
+    dividing = pays_words(report, undivided=True) if undivided != strongest else ""
+    return [
+        ("Does a team pay?", strongest, pays_words(report)),
+        ("Does dividing the evidence pay?", undivided, dividing),
+        ("Does the gap grow with more studies?", strongest, growth_words(report)),
+    ]
 
 
 def _live_stages(report: Report) -> TableBlock:

@@ -10,7 +10,7 @@ from report_kit import PLAN, SFT, STAGES, printed
 
 from chimera.run.directory import TRIAL, Run
 from evaluation.records.recorded import load_study
-from evaluation.records.study import Plan
+from evaluation.records.study import BaselineAnswer, Plan
 from evaluation.report.build import build
 from evaluation.report.content import page
 from evaluation.report.content import text as markdown
@@ -49,6 +49,25 @@ def test_whether_a_team_pays_is_said_with_the_interval(report, verdict, word):
     assert "Does a team pay?" in printed(report)
     report["strongest"] = None
     assert pays_words(report) == ""
+
+
+def test_where_the_strongest_rival_divides_the_evidence_too_dividing_is_judged_apart(study, run):
+    """Map and reduce answers all tasks right for few tokens, so it is the strongest; the next one reads all at once."""
+    question = "Does dividing the evidence pay?"
+    undivided = build(study, [], run.path / "report")["strongest"]
+    answers = [BaselineAnswer("mapreduce@base", task.id, 0, task.label, None, 5, 100, 10) for task in PLAN.tasks]
+    divided = replace(study, baselines=(*study.baselines, *answers))
+    report = build(divided, [], run.path / "report")
+    assert (report["strongest"], report["undivided"]) == ("mapreduce@base", undivided)
+    row = report["comparisons"][f"{undivided}:{report['standing'][0]}"]["alignment"]
+    words = pays_words(report, undivided=True)
+    assert f"{change(row['difference'], 'share')} points" in words
+    assert report["baselines"][undivided]["title"] in words
+    for text in (unescape(page(report, {}).partition("<nav")[0]), printed(report, 400)):
+        assert question in text
+        assert words in text
+    report["strongest"] = undivided
+    assert question not in page(report, {})
 
 
 def test_who_lost_the_wrong_answers_is_on_the_first_screen(report):
