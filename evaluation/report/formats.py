@@ -166,7 +166,7 @@ def pays_words(report: Mapping[str, Any], *, undivided: bool = False) -> str:
     """
     name = report.get("undivided") if undivided else report["strongest"]
     row = report["comparisons"].get(beside_society(report, name), {}).get("alignment")
-    if row is None:
+    if name is None or row is None:
         return ""
     change_words = f"{change(row['difference'], 'share')} points ({change_between(row['low'], row['high'], 'share')})"
     rivals = "beside the strongest baseline of at most its tokens"
