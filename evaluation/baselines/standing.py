@@ -93,16 +93,19 @@ def by_studies(study: Study) -> dict[str, Any]:
     return {"systems": systems, "counts": rows, "slope": line, "step": STEP}
 
 
-def strongest(study: Study, without: Collection[str] = ()) -> str | None:
+def strongest(study: Study, kinds: Collection[str] | None = None) -> str | None:
     """The baseline with most right answers, of those that use at most the tokens of the last stage; of equals the
-    cheapest. None if there is none. `PARTS` of the society are left out, and the kinds `without`.
+    cheapest. None if there is none. `PARTS` of the society are left out.
+
+    Args:
+        kinds: Of these kinds only, such as "single"; None for all.
     """
     used = {name: counts["tokens"] for name, counts in work(study).items()}
     limit = used[study.plan.final.name]
     rivals = {
         name: (fmean(hits), -tokens)
         for name, answers in answers_by_baseline(study.baselines).items()
-        if name.partition("@")[0] not in (*PARTS, *without)
+        if (kind := name.partition("@")[0]) not in PARTS and (kinds is None or kind in kinds)
         if (hits := _hits(answers, study.plan.tasks)) and (tokens := used[name]) is not None
         if limit is None or tokens <= limit
     }
@@ -110,9 +113,9 @@ def strongest(study: Study, without: Collection[str] = ()) -> str | None:
 
 
 def undivided(study: Study) -> str | None:
-    """The strongest baseline that reads all it reads in one context; None if no baseline divides the evidence."""
-    kinds = {name.partition("@")[0] for name in answers_by_baseline(study.baselines)}
-    return strongest(study, (baselines.MAP_REDUCE,)) if baselines.MAP_REDUCE in kinds else None
+    """The strongest baseline of a model that reads all in one context; None if no baseline divides the evidence."""
+    models = {answer.baseline.partition("@")[0] for answer in study.baselines if answer.calls}
+    return strongest(study, models - {baselines.MAP_REDUCE}) if baselines.MAP_REDUCE in models else None
 
 
 def beside(study: Study) -> list[str]:

@@ -162,7 +162,7 @@ def pays_words(report: Mapping[str, Any], *, undivided: bool = False) -> str:
     """Whether the society is worth its tokens, in one sentence with the interval; empty without a rival.
 
     Args:
-        undivided: Beside the strongest rival that does not divide the evidence either.
+        undivided: Beside the strongest model that does not divide the evidence.
     """
     name = report.get("undivided") if undivided else report["strongest"]
     row = report["comparisons"].get(beside_society(report, name), {}).get("alignment")
@@ -171,7 +171,7 @@ def pays_words(report: Mapping[str, Any], *, undivided: bool = False) -> str:
     change_words = f"{change(row['difference'], 'share')} points ({change_between(row['low'], row['high'], 'share')})"
     rivals = "beside the strongest baseline of at most its tokens"
     if undivided:
-        rivals += f" that reads in one context ({stage_titles(report)[name]})"
+        rivals += f" of a model that reads in one context ({stage_titles(report)[name]})"
     if row["verdict"] == "better":
         return f"Yes, on these tasks: right answers {change_words} {rivals}."
     if row["verdict"] == "worse":

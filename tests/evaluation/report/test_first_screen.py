@@ -52,21 +52,25 @@ def test_whether_a_team_pays_is_said_with_the_interval(report, verdict, word):
 
 
 def test_where_the_strongest_rival_divides_the_evidence_too_dividing_is_judged_apart(study, run):
-    """Map and reduce answers all tasks right for few tokens, so it is the strongest; the next one reads all at once."""
+    """Map and reduce is right on all tasks for few tokens. What asks no model, and is right on all, reads nothing."""
     question = "Does dividing the evidence pay?"
-    undivided = build(study, [], run.path / "report")["strongest"]
-    answers = [BaselineAnswer("mapreduce@base", task.id, 0, task.label, None, 5, 100, 10) for task in PLAN.tasks]
-    divided = replace(study, baselines=(*study.baselines, *answers))
+
+    def answers(name, right, calls):
+        tasks = [(task.id, task.label if place < right else None) for place, task in enumerate(PLAN.tasks)]
+        return [BaselineAnswer(name, id_, 0, label, None, calls, 100, 10) for id_, label in tasks]
+
+    drawn = [*answers("mapreduce@base", 12, 5), *answers("single@base", 5, 1), *answers("greedy@base", 4, 1)]
+    divided = replace(study, baselines=(*drawn, *answers("majority", 12, 0)))
     report = build(divided, [], run.path / "report")
-    assert (report["strongest"], report["undivided"]) == ("mapreduce@base", undivided)
-    row = report["comparisons"][f"{undivided}:{report['standing'][0]}"]["alignment"]
+    assert report["undivided"] == "single@base"
+    row = report["comparisons"][f"single@base:{report['standing'][0]}"]["alignment"]
     words = pays_words(report, undivided=True)
     assert f"{change(row['difference'], 'share')} points" in words
-    assert report["baselines"][undivided]["title"] in words
+    assert report["baselines"]["single@base"]["title"] in words
     for text in (unescape(page(report, {}).partition("<nav")[0]), printed(report, 400)):
         assert question in text
         assert words in text
-    report["strongest"] = undivided
+    report["strongest"] = "single@base"
     assert question not in page(report, {})
 
 
