@@ -23,8 +23,6 @@ AGAIN = "again"
 SEARCH_AGAIN: Sequence[Mapping[str, Any]] = ({"author": AGAIN}, {"author": COMBINED})
 """What is chosen between where juniors could search once more: that they do, or the answer of the findings so far."""
 MOST_STUDIES = 64
-CLAUSE = "; "
-"""Between two findings in the `comparison` of a combination."""
 
 Says = TypeVar("Says")
 Name = Annotated[str, StringConstraints(max_length=160)]
@@ -138,13 +136,6 @@ def share_right(answer: Findings, votes: Sequence[Vote]) -> float:
     return fmean(findings_right(answer, votes).values())
 
 
-def share_summed(answer: Combination, findings: Sequence[Mapping[str, Any]]) -> float:
-    """The share of `findings` that a combination goes through as `tally` does before its first mistake."""
-    clauses, right = answer.comparison.split(CLAUSE), tally(findings).split(CLAUSE)
-    mistakes = (place for place, pair in enumerate(zip(clauses, right, strict=False)) if pair[0] != pair[1])
-    return next(mistakes, min(len(clauses), len(right))) / len(right)
-
-
 def _alike(vote: Vote | None, right: Vote) -> bool:
     """True if two votes say the same; what a study that does not count would weigh is beside the point."""
     return vote is not None and vote.answer == right.answer and (right.answer is None or vote.weight == right.weight)
@@ -231,7 +222,7 @@ def tally(findings: Sequence[Mapping[str, Any]], read: Callable[[Mapping[str, An
         clauses.append(
             line if votes[-1].answer is None else f"{line} {votes[-1].weight} {weigh(votes)} {abs(yes - no)}"
         )
-    return CLAUSE.join(clauses) or "no study"
+    return "; ".join(clauses) or "no study"
 
 
 def combined(combination: Mapping[str, Any], findings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agents.findings import Combination, Findings, gathered, share_right, share_summed, vote
+from agents.findings import Findings, gathered, share_right, vote
 from agents.roles import REFINER
 from agents.schemas import Answer
 from agents.tools.sources import sources_seen
@@ -48,15 +48,6 @@ class State:
         if isinstance(answer, Findings) and self.votes:
             return share_right(answer, self.votes)
         return float(answer.stance == self.label)
-
-    def credit(self, answer: Answer) -> float:
-        """How right an answer is, for learning: of a combination half is its answer, half how far its sum is right.
-
-        A wrong sum often gives the right answer by luck, and one that goes wrong late is nearly right.
-        """
-        if isinstance(answer, Combination) and (findings := findings_in(self.episode.record)):
-            return (self.right(answer) + share_summed(answer, findings)) / 2
-        return self.right(answer)
 
     @property
     def key(self) -> Key:

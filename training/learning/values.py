@@ -200,7 +200,7 @@ def own_parts(state: State, answered: Call, answer: Answer, names: Mapping[str, 
     """
     read = _read(answered)
     amounts = {
-        "alignment": state.credit(answer),
+        "alignment": state.right(answer),
         "unverifiable_quote": float(len(missing_quotes(answer.quotes, read))),
         "parsed": 1.0,
     }

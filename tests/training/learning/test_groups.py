@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from message_kit import refused
 
-from agents.findings import Combination, tally
 from chimera.config.sections.rollouts import RewardConfig
 from chimera.core.errors import ConfigError
 from chimera.core.types import ResearchTask, Section
@@ -82,23 +81,6 @@ async def test_a_refiner_is_right_by_the_findings_that_it_was_handed(tmp_path, r
     bench.earlier[:] = [record(bench.run, 0, sources=(), outputs=outputs)]
     [group] = await grown(bench, {"alignment": 1.0})
     assert {valued.call.answer.stance for valued in group.answers if valued.worth.value} == {label}
-
-
-async def test_a_sum_is_worth_more_the_later_it_goes_wrong(tmp_path):
-    findings = [{**FINDING, "study": study, "size": size} for study, size in (("a", 200), ("b", 900), ("c", 150))]
-    bench = Answers(tmp_path)
-    outputs = {**bench.earlier[0].outputs, "initial_hypotheses": [{"author": "Geneticist", "findings": findings}]}
-    bench.earlier[:] = [record(bench.run, 0, sources=(), outputs=outputs)]
-    [state] = await collect_states(PLAN, 0, bench)
-    whole = tally(findings).split("; ")
-    assert len(whole) == 3
-    for right in range(4):
-        clauses = [clause if place < right else "2 small trial no 2 no 9" for place, clause in enumerate(whole)]
-        for text in ("; ".join(clauses), "; ".join(clauses[: right + 1])):
-            combination = Combination(comparison=text, studies=[1], claim="it works", answer="yes")
-            assert state.credit(combination) == pytest.approx((1 + right / 3) / 2)
-            assert state.right(combination) == 1
-            assert state.credit(combination.model_copy(update={"answer": "no"})) == pytest.approx(right / 3 / 2)
 
 
 async def test_direct_values_are_the_weighted_parts_of_the_answer_itself(tmp_path):
