@@ -26,7 +26,7 @@ from evaluation.records.rollouts import Outcome, RolloutInput, RolloutRecord
 from evaluation.records.study import Place, Plan, PlannedTask, Stage, StageAnswers
 from evaluation.scores.checklist import checklist
 from evaluation.scores.judge import PROMPT, finished_work
-from training.algorithms.bandit_settings import BanditSettings
+from training.algorithms.bandit import BanditSettings
 
 OPTIONS = (Option("A", "iron"), Option("B", "zinc"), Option("C", "lead"))
 BRIEF = Brief("7", "Which metal?", (), OPTIONS)

@@ -19,7 +19,7 @@ from chimera.run.seals import seal
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.traces import calls as traced_calls
 from evaluation.traces import spans
-from training.algorithms.bandit_settings import BanditSettings
+from training.algorithms.bandit import BanditSettings
 
 pytestmark = pytest.mark.whole
 
@@ -218,7 +218,7 @@ class Block:
 sys.meta_path.insert(0, Block())
 from chimera.eval import main
 from chimera.core.cli import run_command
-from training.algorithms.bandit_settings import BanditSettings
+from training.algorithms.bandit import BanditSettings
 run_command(main)
 """
 

@@ -18,7 +18,7 @@ from chimera.run.directory import Run
 from chimera.run.jsonl import read_lines
 from chimera.run.policies import WENT_LIVE, Policy
 from chimera.study import main
-from training.algorithms.bandit_settings import BanditSettings
+from training.algorithms.bandit import BanditSettings
 
 LONG = 200
 """Seconds: far beyond what anything here takes, on a busy machine too."""

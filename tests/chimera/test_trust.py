@@ -29,7 +29,7 @@ from chimera.serving.embedded.checkpoint import load_checkpoint
 from chimera.serving.embedded.completion import TextSide
 from evaluation.conduct.kept import Kept
 from evaluation.view.app import make_app
-from training.algorithms.bandit_settings import BanditSettings
+from training.algorithms.bandit import BanditSettings
 from training.configuration import load_config
 
 MODULE = "runs.evil.payload"

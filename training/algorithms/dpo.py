@@ -2,7 +2,7 @@
 
 The answers are branches (`training.learning.base.Bench.branch`), as in AgentQ (arXiv 2408.07199), where a tree search
 gives them; where answers have parts that are right or wrong by themselves, the preferred one is mended
-(`training.algorithms.mending`). A tenth of the states is held out: how many of their pairs are won tells whether
+(`training.learning.mending`). A tenth of the states is held out: how many of their pairs are won tells whether
 anything general was learned. The trainer gets the server's own token ids.
 """
 
@@ -18,12 +18,12 @@ from chimera.config.tree import Config
 from chimera.core.errors import ConfigError
 from chimera.data.tasks import Dataset
 from chimera.run.policies import Part
-from training.algorithms.mending import encoder, that_mend
-from training.algorithms.pairs import PairSet, all_pairs, hold_out
+from training.algorithms.pairs import PairSet, all_pairs, hold_out, that_mend
 from training.learning.base import Bench, Learned, PhasePlan
 from training.learning.examples import Render, check_enough
 from training.learning.fine_tuning import TuneSettings, check_batches
 from training.learning.groups import BranchSettings, group_figures, grow
+from training.learning.mending import encoder
 from training.learning.states import check_tasks, collect_states
 from training.learning.values import Values, how_valued
 

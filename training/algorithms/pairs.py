@@ -5,11 +5,13 @@ Both answers of a pair have the same prompt tokens, because they are branches of
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Literal
 
 from training.learning.experience import Call
-from training.learning.groups import AnswerGroup, Valued
+from training.learning.groups import AnswerGroup
+from training.learning.mending import Encode, mendings
 from training.learning.states import State
 
 Kind = Literal["worth", "keeps", "mended"]
@@ -73,7 +75,7 @@ def by_worth(group: AnswerGroup, most: int) -> list[AnswerPair]:
 
     No answer stands in two pairs, and no pair has answers of equal worth.
     """
-    ranked = sorted(different(group), key=lambda valued: -valued.worth.value)
+    ranked = sorted(group.different, key=lambda valued: -valued.worth.value)
     ends = zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False)
     pairs = [(best, worst) for best, worst in ends if best.worth.value > worst.worth.value]
     return [AnswerPair(group.state, best.call, worst.call, "worth") for best, worst in pairs[:most]]
@@ -87,12 +89,27 @@ def that_keep(group: AnswerGroup) -> Iterator[AnswerPair]:
     handed = group.state.call.handed
     if handed is None or handed != group.state.label:
         return
-    ranked = sorted(different(group), key=lambda valued: -valued.worth.value)
+    ranked = sorted(group.different, key=lambda valued: -valued.worth.value)
     stances = [(valued.call, answer.stance) for valued in ranked if (answer := valued.call.answer) is not None]
     keeping = [call for call, stance in stances if stance == handed]
     for changing in (call for call, stance in reversed(stances) if stance != handed):
         for call in keeping:
             yield AnswerPair(group.state, call, changing, "keeps")
+
+
+def that_mend(group: AnswerGroup, most: int, encode: Encode) -> list[AnswerPair]:
+    """At most `most` pairs of a state whose preferred answer is the other one mended, the most mended first.
+
+    Args:
+        encode: An answer whose tokens it does not give as they were sampled is in no pair, since tokens would tell the
+            two sides of it apart.
+    """
+    state = group.state
+    same = (mending for mending in mendings(group) if encode(state, mending.answer) == mending.answer.response_ids)
+    return [
+        AnswerPair(state, replace(mending.mended, response_ids=encode(state, mending.mended)), mending.answer, "mended")
+        for mending in islice(same, most)
+    ]
 
 
 def all_pairs(
@@ -139,11 +156,6 @@ def hold_out(states: Iterable[State], share: float, seed: int) -> Callable[[Answ
         held.add(task)
         left -= of_task[task]
     return lambda pair: pair.state.episode.record.task_id in held
-
-
-def different(group: AnswerGroup) -> list[Valued]:
-    """The group's answers whose tokens differ, in the order in which they were drawn."""
-    return list({valued.call.response_ids: valued for valued in reversed(group.answers)}.values())[::-1]
 
 
 def _identity(pair: AnswerPair) -> tuple[object, ...]:

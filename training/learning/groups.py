@@ -64,6 +64,11 @@ class AnswerGroup:
         return len({valued.worth.value for valued in self.answers}) > 1
 
     @property
+    def different(self) -> list[Valued]:
+        """The answers whose tokens differ, in the order in which they were drawn."""
+        return list({valued.call.response_ids: valued for valued in reversed(self.answers)}.values())[::-1]
+
+    @property
     def right(self) -> float | None:
         """Share of answers that say what the label says, which one that cannot be read does not; None without any."""
         label = self.state.label

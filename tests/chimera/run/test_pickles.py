@@ -224,7 +224,7 @@ def test_a_models_own_code_is_not_run(serving_model, tmp_path):
 @pytest.mark.parametrize("name", ["policy.json", "arrays.safetensors"])
 def test_a_bandits_files_may_be_pickles(tmp_path, trap, name):
     from agents.policies.bandit import BanditPolicy, Settings
-    from training.algorithms.bandit_settings import BanditSettings
+    from training.algorithms.bandit import BanditSettings
 
     BanditPolicy(Settings.of(BanditSettings(), 0)).save(tmp_path / "policy")
     load_policy(tmp_path / "policy")

@@ -1,4 +1,4 @@
-"""Shapley values: their axioms, and values worked out by hand."""
+"""Coalitions of phases, and Shapley values over them: their axioms, and values worked out by hand."""
 
 from math import isclose
 
@@ -7,10 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chimera.run.policies import Policy
 from evaluation.causes.shapley import shapley_values
-from evaluation.records.coalitions import every
+from evaluation.records.coalitions import around, at_base, every, places, policies_of
 
 PLAYERS = "abcde"
+SFT = Policy("weights", "junior", "junior@sft", "models/junior/sft")
+PPO = Policy("weights", "senior", "senior@ppo", "models/senior/ppo")
+AGAIN = Policy("weights", "junior", "junior@again", "models/junior/again")
+LEARNED = {"sft": SFT, "ppo": PPO, "again": AGAIN}
 
 
 @st.composite
@@ -78,3 +83,25 @@ def test_an_earlier_policy_of_the_same_place_counts_only_where_the_later_one_is_
     without = {one: hidden[one] for one in every([player for player in players if player != "a"])}
     rest = shapley_values([player for player in players if player != "a"], without)
     assert np.allclose(sum(found.values()), sum(rest.values()), rtol=0, atol=1e-12)
+
+
+def test_the_last_policy_of_a_place_is_live_whatever_the_order_in_which_phases_are_named():
+    assert policies_of(LEARNED, []) == ()
+    assert policies_of(LEARNED, ["ppo", "sft"]) == (SFT, PPO)
+    assert policies_of(LEARNED, ["again", "sft"]) == policies_of(LEARNED, ["again"]) == (AGAIN,)
+    assert policies_of(LEARNED, LEARNED) == policies_of(LEARNED, {"ppo", "again"}) == (AGAIN, PPO)
+
+
+def test_all_coalitions_and_those_around_the_whole():
+    found = every(LEARNED)
+    assert len(found) == len(set(found)) == 8
+    assert (found[0], found[-1]) == (frozenset(), frozenset(LEARNED))
+    assert set(around(LEARNED)) == set(found), "of three phases both are all coalitions"
+    assert len(set(around("abcde"))) == 12
+    assert len({policies_of(LEARNED, one) for one in found}) == 6
+
+
+def test_a_place_back_at_base_lacks_every_phase_that_learned_for_it():
+    assert places(LEARNED) == [("weights", "junior"), ("weights", "senior")]
+    assert at_base(LEARNED, ("weights", "junior")) == {"ppo"}
+    assert policies_of(LEARNED, at_base(LEARNED, ("weights", "senior"))) == (AGAIN,)

@@ -41,7 +41,7 @@ from chimera.run.directory import Run
 from chimera.run.policies import ROLLED_BACK, WENT_LIVE, Policy
 from chimera.run.seals import seal
 from evaluation.verify.check import find_run, verify
-from training.algorithms.bandit_settings import BanditSettings
+from training.algorithms.bandit import BanditSettings
 from training.configuration import load_config
 
 pytestmark = pytest.mark.whole

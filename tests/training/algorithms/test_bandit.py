@@ -22,7 +22,7 @@ from chimera.core.errors import RunError
 from chimera.core.types import abstract_text
 from chimera.data.generated.tasks import generate
 from recipes.nano.transcripts import EXPERT, Habits, propose
-from training.algorithms.bandit_settings import BanditSettings
+from training.algorithms.bandit import BanditSettings
 from training.algorithms.bandit_value import estimate
 
 

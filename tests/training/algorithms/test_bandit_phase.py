@@ -28,8 +28,7 @@ from chimera.run.directory import Run
 from chimera.run.policies import Policy
 from evaluation.records.rollouts import RolloutInput
 from recipes.nano.transcripts import Habits, propose
-from training.algorithms.bandit import Bandit, draw_tasks
-from training.algorithms.bandit_settings import BanditSettings
+from training.algorithms.bandit import Bandit, BanditSettings, draw_tasks
 from training.configuration import load_config
 from training.learning.base import PhasePlan
 from training.learning.episodes import Episode

@@ -13,9 +13,9 @@ from agents.roles import ROLES
 from agents.visit.prompting import opening
 from chimera.core.weighing import Vote
 from chimera.serving.embedded.checkpoint import NANO, load_language
-from training.algorithms.mending import encoder, findings_at, that_mend
-from training.algorithms.pairs import all_pairs
+from training.algorithms.pairs import all_pairs, that_mend
 from training.learning.groups import AnswerGroup, Valued
+from training.learning.mending import encoder, findings_at
 from training.learning.states import states_of
 from training.learning.values import Worth
 

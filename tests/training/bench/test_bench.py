@@ -23,7 +23,7 @@ from chimera.run.policies import Policy
 from chimera.run.seals import seal
 from chimera.serving.embedded.checkpoint import NANO
 from evaluation.records.rollouts import RolloutInput
-from training.algorithms.bandit_settings import BanditSettings
+from training.algorithms.bandit import BanditSettings
 from training.bench.lab_bench import LabBench
 from training.learning.base import Bench
 

@@ -1,4 +1,4 @@
-"""Pairs of an answer in parts and the same answer with right parts of others in place of its wrong ones. Pure.
+"""Answers in parts, with right parts of other answers to the same prompt in place of their wrong ones. Pure.
 
 A junior's findings of a few studies are some 500 tokens long, of which two or three decide. Two answers that were drawn
 differ in many others, too; an answer and the same mended differ in what was wrong alone.
@@ -6,45 +6,45 @@ differ in many others, too; an answer and the same mended differ in what was wro
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from agents.findings import Findings, findings_right
-from training.algorithms.pairs import AnswerPair, different
 from training.learning.examples import Render
 from training.learning.experience import Call
 from training.learning.groups import AnswerGroup
 from training.learning.states import State
 
-Encode = Callable[[State, Call], tuple[int, ...] | None]
-"""The tokens of an answer to a state; None if it cannot be rendered."""
+Encode = Callable[[State, Call], tuple[int, ...]]
+"""The tokens of an answer to a state."""
 _LIST = re.compile(r'"findings"\s*:\s*\[\s*')
 _COMMA = re.compile(r"\s*,\s*")
 
 
-def that_mend(group: AnswerGroup, most: int, encode: Encode) -> list[AnswerPair]:
-    """At most `most` pairs of a state, those in which most is mended first; none where answers have no parts.
+class Mending(NamedTuple):
+    """An answer, the same mended (which has the tokens of the answer still), and how many parts were mended."""
 
-    Args:
-        encode: An answer whose tokens it does not give as they were sampled is in no pair, since tokens would tell the
-            two sides of it apart.
+    answer: Call
+    mended: Call
+    parts: int
+
+
+def mendings(group: AnswerGroup) -> list[Mending]:
+    """The different answers of a group that can be mended, those with most mended parts first.
+
+    None where answers have no parts.
     """
     right = _right_parts(group)
-    texts = [(valued.call, _mended(valued.call, group.state, right)) for valued in different(group) if right]
-    ranked = sorted(texts, key=lambda mended: -mended[1][1])
-    pairs: list[AnswerPair] = []
-    for call, (text, count) in ranked:
-        if len(pairs) < most and count and encode(group.state, call) == call.response_ids:
-            chosen = _saying(call, text)
-            if ids := encode(group.state, chosen):
-                pairs.append(AnswerPair(group.state, replace(chosen, response_ids=ids), call, "mended"))
-    return pairs
+    texts = ((valued.call, *_mended(valued.call, group.state, right)) for valued in group.different) if right else ()
+    changed = [Mending(call, _saying(call, text), parts) for call, text, parts in texts if parts]
+    return sorted(changed, key=lambda mending: -mending.parts)
 
 
 def encoder(render: Render) -> Encode:
     """Encodes answers as `render` does whole conversations."""
 
-    def encode(state: State, call: Call) -> tuple[int, ...] | None:
+    def encode(state: State, call: Call) -> tuple[int, ...]:
         row = render(state.conversation.answered_by(call))[-1]
         prompt = max(place for place, learned in enumerate(row.learned) if not learned) + 1
         return row.ids[prompt:]
@@ -71,24 +71,23 @@ def _right_parts(group: AnswerGroup) -> dict[str, str]:
     parts: dict[str, str] = {}
     for valued in sorted(group.answers, key=lambda valued: -valued.worth.value):
         if isinstance(answer := valued.call.answer, Findings):
-            text = _text(valued.call)
-            right, places = findings_right(answer, group.state.votes), findings_at(text)
-            for study, place in places.items():
+            text, right = _text(valued.call), findings_right(answer, group.state.votes)
+            for study, place in findings_at(text).items():
                 if right.get(study):
                     parts.setdefault(study, text[place])
     return parts
 
 
-def _mended(call: Call, state: State, right_parts: dict[str, str]) -> tuple[str, int]:
+def _mended(call: Call, state: State, right_parts: Mapping[str, str]) -> tuple[str, int]:
     """The text of an answer with right findings in place of wrong ones, and their number."""
-    answer, text = call.answer, _text(call)
+    answer, text, parts = call.answer, _text(call), 0
     if not isinstance(answer, Findings):
-        return text, 0
-    right, count = findings_right(answer, state.votes), 0
+        return text, parts
+    right = findings_right(answer, state.votes)
     for study, place in reversed(findings_at(text).items()):
         if not right.get(study, True) and study in right_parts:
-            text, count = text[: place.start] + right_parts[study] + text[place.stop :], count + 1
-    return text, count
+            text, parts = text[: place.start] + right_parts[study] + text[place.stop :], parts + 1
+    return text, parts
 
 
 def _text(call: Call) -> str:
