@@ -171,7 +171,9 @@ def pays_words(report: Mapping[str, Any], *, undivided: bool = False) -> str:
     change_words = f"{change(row['difference'], 'share')} points ({change_between(row['low'], row['high'], 'share')})"
     rivals = "beside the strongest baseline of at most its tokens"
     if undivided:
-        rivals += f" of a model that reads in one context ({stage_titles(report)[name]})"
+        rivals = (
+            f"beside the strongest model of at most its tokens that reads in one context ({stage_titles(report)[name]})"
+        )
     if row["verdict"] == "better":
         return f"Yes, on these tasks: right answers {change_words} {rivals}."
     if row["verdict"] == "worse":
