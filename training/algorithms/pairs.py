@@ -105,10 +105,10 @@ def that_mend(group: AnswerGroup, most: int, encode: Encode) -> list[AnswerPair]
             two sides of it apart.
     """
     state = group.state
-    same = (mending for mending in mendings(group) if encode(state, mending.answer) == mending.answer.response_ids)
+    same = ((answer, mended) for answer, mended in mendings(group) if encode(state, answer) == answer.response_ids)
     return [
-        AnswerPair(state, replace(mending.mended, response_ids=encode(state, mending.mended)), mending.answer, "mended")
-        for mending in islice(same, most)
+        AnswerPair(state, replace(mended, response_ids=encode(state, mended)), answer, "mended")
+        for answer, mended in islice(same, most)
     ]
 
 

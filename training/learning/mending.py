@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 from agents.findings import Findings, findings_right
 from training.learning.examples import Render
@@ -22,23 +21,15 @@ _LIST = re.compile(r'"findings"\s*:\s*\[\s*')
 _COMMA = re.compile(r"\s*,\s*")
 
 
-class Mending(NamedTuple):
-    """An answer, the same mended (which has the tokens of the answer still), and how many parts were mended."""
+def mendings(group: AnswerGroup) -> list[tuple[Call, Call]]:
+    """The different answers of a group that can be mended, each with the mended one, the most mended first.
 
-    answer: Call
-    mended: Call
-    parts: int
-
-
-def mendings(group: AnswerGroup) -> list[Mending]:
-    """The different answers of a group that can be mended, those with most mended parts first.
-
-    None where answers have no parts.
+    None where answers have no parts. A mended answer has no token ids.
     """
     right = _right_parts(group)
     texts = ((valued.call, *_mended(valued.call, group.state, right)) for valued in group.different) if right else ()
-    changed = [Mending(call, _saying(call, text), parts) for call, text, parts in texts if parts]
-    return sorted(changed, key=lambda mending: -mending.parts)
+    ranked = sorted((text for text in texts if text[2]), key=lambda text: -text[2])
+    return [(call, _saying(call, text)) for call, text, _ in ranked]
 
 
 def encoder(render: Render) -> Encode:
@@ -96,8 +87,7 @@ def _text(call: Call) -> str:
 
 
 def _saying(call: Call, text: str) -> Call:
-    """The call with another text as its answer."""
+    """The call with another text as its answer, which nobody sampled: without token ids and log-probabilities."""
     assert call.asked is not None
-    choice = call.asked.choice
-    changed = {**choice, "message": {**choice["message"], "content": text}}
-    return replace(call, asked=replace(call.asked, choice=changed))
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+    return replace(call, response_ids=(), asked=replace(call.asked, choice=choice, response_ids=None))

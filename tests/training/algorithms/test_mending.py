@@ -64,7 +64,8 @@ def group_of(state, texts, encode=letters):
     """A group with these answers, each worth the share of its findings that is right."""
     valued = []
     for text in texts:
-        choice = {**state.call.asked.choice, "message": {"role": "assistant", "content": text}}
+        sampled = {"logprobs": {"content": [{"logprob": -1.0}]}}
+        choice = {**state.call.asked.choice, **sampled, "message": {"role": "assistant", "content": text}}
         call = replace(state.call, asked=replace(state.call.asked, choice=choice))
         call = replace(call, response_ids=encode(state, call))
         valued.append(Valued(call, Worth(share_right(call.answer, state.votes), {}, "direct")))
@@ -94,6 +95,7 @@ def test_the_preferred_answer_is_the_other_one_with_all_that_any_answer_has_righ
             assert right_of[pair.chosen][after.study] == (before.study in some_right)
             assert before == after or not right_of[pair.rejected][before.study]
         assert pair.chosen.response_ids == letters(state, pair.chosen)
+        assert pair.chosen.log_probs is None
 
 
 @given(st.lists(st.booleans(), max_size=3), TEXTS)
