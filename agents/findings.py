@@ -12,7 +12,6 @@ from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from agents.schemas import Answer, Phrase, Quote
-from chimera.config.sections.graph import MOST_FINDINGS
 from chimera.core.types import YesNoMaybe
 from chimera.core.weighing import PRECISE, Design, Vote, points, weigh, weight
 
@@ -23,6 +22,8 @@ AGAIN = "again"
 SEARCH_AGAIN: Sequence[Mapping[str, Any]] = ({"author": AGAIN}, {"author": COMBINED})
 """What is chosen between where juniors could search once more: that they do, or the answer of the findings so far."""
 MOST_STUDIES = 64
+MOST_FINDINGS = 6
+"""Most findings of one answer to several studies, as a single call reads them."""
 
 Says = TypeVar("Says")
 Name = Annotated[str, StringConstraints(max_length=160)]
@@ -65,8 +66,14 @@ class Findings(Answer):
     """A junior's findings. `search` is another name of the treatment, or a word of it, to search for next; empty if it
     read of none."""
 
-    findings: Annotated[list[StudyFinding], Field(max_length=MOST_FINDINGS)]
+    findings: Annotated[list[StudyFinding], Field(max_length=MOST_STUDIES)]
     search: Name
+
+    @classmethod
+    def joined(cls, answers: Sequence[Self]) -> Self:
+        """The findings of several answers as one, with the first name to search for."""
+        findings = [finding for answer in answers for finding in answer.findings]
+        return cls(findings=findings, search=next((answer.search for answer in answers if answer.search), ""))
 
     @property
     def stance(self) -> YesNoMaybe:
@@ -125,15 +132,10 @@ def counting(findings: Iterable[Mapping[str, Any]]) -> list[int]:
     return [number for number, finding in enumerate(findings, start=1) if left_out(finding) is None]
 
 
-def findings_right(answer: Findings, votes: Sequence[Vote]) -> dict[str, bool]:
-    """Of each study of `votes`, whether its finding says and weighs what its vote says; a missing one does not."""
-    votes_by_study = {finding.study: vote(finding.model_dump()) for finding in answer.findings}
-    return {right.study: _alike(votes_by_study.get(right.study), right) for right in votes}
-
-
 def share_right(answer: Findings, votes: Sequence[Vote]) -> float:
-    """The share of the studies of `votes` whose finding is right."""
-    return fmean(findings_right(answer, votes).values())
+    """The share of the studies of `votes` whose finding says and weighs what its vote says; a missing one does not."""
+    votes_by_study = {finding.study: vote(finding.model_dump()) for finding in answer.findings}
+    return fmean(_alike(votes_by_study.get(right.study), right) for right in votes)
 
 
 def _alike(vote: Vote | None, right: Vote) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from langgraph.runtime import Runtime
 
 from agents.context import RunContext
-from agents.findings import Combination, Findings, combined, counting, gathered, handed_over, with_findings
+from agents.findings import FINDINGS, Combination, Findings, combined, counting, gathered, handed_over, with_findings
 from agents.roles import (
     DESIGNER,
     PEER_REVIEWER,
@@ -25,7 +25,7 @@ from agents.state import ResearchState, Update, check_fields
 from agents.supervisor import supervisor_node
 from agents.tools.sources import SourceText, given_sources, sources_seen, sources_within
 from agents.visit.rules import broken
-from agents.visit.visits import Inputs, attempt_of, errors_of, visit, visits
+from agents.visit.visits import Inputs, attempt_of, errors_of, visit, visits, visits_by_study
 from chimera.config.roles import JUDGE, JUNIORS
 from chimera.core.errors import ChimeraError, RoleError
 
@@ -218,7 +218,7 @@ DESKS: dict[str, Desk] = {
 
 
 def role_node(desk: Desk) -> Node:
-    """The graph node of one role: one visit, returned as one update."""
+    """The graph node of one role: one visit, or one for each study that it finds, returned as one update."""
     role = desk.role
 
     async def node(state: ResearchState, runtime: Runtime[RunContext]) -> Update:
@@ -228,7 +228,8 @@ def role_node(desk: Desk) -> Node:
             inputs = desk.reads(state, context)
             if advisers := advisers_of(role.name):
                 inputs = {**inputs, "advice": {name: state["advice"][name] for name in advisers}}
-            answer, messages = await visit(role, inputs, state, context, number=number, attempt=attempt_of(runtime))
+            working = visits_by_study if inputs.get("form") == FINDINGS else visit
+            answer, messages = await working(role, inputs, state, context, number=number, attempt=attempt_of(runtime))
             update = desk.writes(state, answer, context)
             check_fields(role.name, update)
         return {**update, "messages": {role.name: messages}, "sender": role.name, "turn_count": 1}

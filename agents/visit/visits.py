@@ -1,20 +1,28 @@
-"""One visit of a role, as a graph node makes it: inside an operation span, with an answer or an error as its result."""
+"""One visit of a role, as a graph node makes it: inside an operation span, with an answer or an error as its result.
 
-from collections.abc import Iterator, Mapping, Sequence
+A role that hands over findings reads each study in a visit of its own.
+"""
+
+import asyncio
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from langgraph.runtime import Runtime
 
-from agents.context import RunContext
+from agents.context import RunContext, Tools
+from agents.findings import Findings
 from agents.roles import Role
 from agents.schemas import Answer, SafetyReview
 from agents.state import ResearchState
+from agents.tools.result import ToolResult
+from agents.tools.text.passages import Passage
 from agents.visit.prompting import Message, opening
-from agents.visit.quoting import quotable
+from agents.visit.quoting import passages_read, quotable
 from agents.visit.react import Turn, Visit
 from chimera.core.errors import ChimeraError, RoleError
+from chimera.core.types import Brief
 
 Inputs = dict[str, Any]
 """The payload of a role's first message, without the goal."""
@@ -68,3 +76,63 @@ def _answer(role: Role, turn: Turn) -> Answer:
         issue = f"the safety review could not be read: {turn.error}"[:160]
         return SafetyReview(issues=[issue], severity="CRITICAL", verdict="REVISE")
     raise RoleError(role.name, f"its answer could not be read, even after one repair: {turn.error}")
+
+
+async def visits_by_study(
+    role: Role, inputs: Inputs, state: ResearchState, context: RunContext, *, number: int, attempt: int
+) -> tuple[Findings, list[Message]]:
+    """Visits of `role` from `number` on, each of which reads one study; returns the findings and messages of all.
+
+    The first one searches, and is shown the first study of each search. The others are given a further study each,
+    without tools, and are made at the same time: beside others a small model overlooks what is wrong with a study.
+    What the role has read in earlier visits is shown again only where a search finds nothing else.
+
+    Raises:
+        RoleError, ModelError: As `visit` does, of the first visit that fails. The others are broken off.
+    """
+    earlier = {passage["id"] for passage in passages_read(state["messages"].get(role.name, ()))}
+    tools = _FirstPassages(context.toolbox, earlier)
+    searching = replace(context, toolbox=tools)
+    turns = [await visit(role, inputs, state, searching, number=number, attempt=attempt)]
+    read = earlier | {passage["id"] for passage in passages_read(turns[0][1])}
+    unread = {passage.id: passage.text for passage in tools.others if passage.id not in read}
+    reading = replace(context, tools={**context.tools, role.name: ()})
+    tasks: list[asyncio.Task[tuple[Answer, list[Message]]]] = []
+    try:
+        async with asyncio.TaskGroup() as group:
+            for place, (id_, text) in enumerate(unread.items(), start=1):
+                shown = {**inputs, "sources": [{"id": id_, "text": text}]}
+                further = visit(role, shown, state, reading, number=number + place, attempt=attempt)
+                tasks.append(group.create_task(further))
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    turns += [task.result() for task in tasks]
+    answers = [cast(Findings, answer) for answer, _ in turns]
+    return Findings.joined(answers), [message for _, messages in turns for message in messages]
+
+
+class _FirstPassages:
+    """Tools that show only the first passage of each result: of those that are not `read` already, if there is one.
+
+    The `others` are in the order of the calls.
+    """
+
+    def __init__(self, tools: Tools, read: Collection[str]) -> None:
+        self._tools = tools
+        self._read = read
+        self._others: list[Sequence[Passage]] = []
+
+    @property
+    def others(self) -> list[Passage]:
+        return [passage for passages in self._others for passage in passages]
+
+    def specs(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        return self._tools.specs(names)
+
+    async def call(self, name: str, arguments: Mapping[str, Any], *, brief: Brief) -> ToolResult:
+        place = len(self._others)
+        self._others.append(())
+        result = await self._tools.call(name, arguments, brief=brief)
+        unread_first = sorted(result.passages, key=lambda passage: passage.id in self._read)
+        self._others[place] = unread_first[1:]
+        return replace(result, passages=tuple(unread_first[:1]))

@@ -16,7 +16,6 @@ from chimera.config.roles import DECIDER, GRADING, JUDGE, RolesConfig, expand
 from chimera.config.sections.cluster import ClusterConfig
 from chimera.config.sections.data import DataConfig
 from chimera.config.sections.evaluation import EvaluationConfig
-from chimera.config.sections.graph import MOST_FINDINGS
 from chimera.config.sections.learning import GateConfig, WandbConfig
 from chimera.config.sections.models import SLOTS, ModelConfig, ServingConfig
 from chimera.config.sections.rollouts import RewardConfig, RolloutsConfig
@@ -240,7 +239,6 @@ def load_config(
         if setting.place != FROM_TRIAL and not recorded:
             print(f"warning: {sentence}", file=sys.stderr)
     _check_players(config)
-    _check_findings(config)
     if not own_question:
         _check_evidence(config)
     return config
@@ -397,14 +395,6 @@ def _check_players(config: Config) -> None:
         raise ConfigError(
             f"models.{decider}.kind=rubric cannot decide without protocol and reviews: set society.graph.design and "
             f"reviews to true, or models.{decider}.kind to endpoint or embedded"
-        )
-
-
-def _check_findings(config: Config) -> None:
-    if config.society.graph.choose == "combine" and config.tools.results > MOST_FINDINGS:
-        raise ConfigError(
-            f"tools.results={config.tools.results} cannot work with society.graph.choose=combine: one visit hands over "
-            f"at most {MOST_FINDINGS} findings, so further studies would be lost; set it to {MOST_FINDINGS} or less"
         )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.context import Candidates, Choice, SupervisorChoice
+from agents.findings import FINDINGS
 from agents.policies.society import of_versions
 from agents.society import Society
 from agents.state import ResearchState
@@ -235,9 +236,19 @@ class _Recorded:
                 if "error" in content:
                     valid = self.valid.get((*visit, name, arguments), False)
                     return ToolResult(name, ok=False, error=content["error"], valid=valid)
-                passages = tuple(Passage(source["id"], "", passage_text(source)) for source in content["results"])
+                shown = [*content["results"], *self._read_apart(visit)]
+                passages = tuple(Passage(source["id"], "", passage_text(source)) for source in shown)
                 return ToolResult(name, ok=True, passages=passages, note=content.get("note"))
         raise RunError(f"{visit[0]}, visit {visit[1]}: its trace has no result of {name} with {arguments}")
+
+    def _read_apart(self, visit: Visit) -> Iterator[Mapping[str, Any]]:
+        """Of a search whose studies are read one by one: those that the visits after it were given."""
+        role, number = visit
+        while (queue := self.queues.get((role, number := number + 1))) and not queue[0].offered:
+            payload = payload_of(queue[0].messages)
+            if payload.get("form") != FINDINGS:
+                return
+            yield from payload.get("sources", ())
 
 
 class _RecordedChoice:

@@ -120,9 +120,20 @@ def combination_of(
 
 
 def researcher(
-    item: ReviewTask, role: str, ways: Sequence[Way], tools: Sequence[str], rng: random.Random, *, hasty: bool = False
+    item: ReviewTask,
+    role: str,
+    ways: Sequence[Way],
+    tools: Sequence[str],
+    rng: random.Random,
+    *,
+    shown: int = MOST_FINDINGS,
+    hasty: bool = False,
 ) -> Transcript:
-    """A visit that makes the searches `ways` one after another and hands over its findings."""
+    """A visit that makes the searches `ways` one after another and hands over its findings.
+
+    Args:
+        shown: The most studies that it is shown of each search.
+    """
     goal, facts = item.task.goal, item.facts
     searched = ways[0][1] != NAMES[0]
     messages = opening(ROLES[role], goal, form=FINDINGS, search=facts.second_name if searched else None)
@@ -131,7 +142,7 @@ def researcher(
         function = {"name": way[0], "arguments": dump({"query": query(facts, way)})}
         call = {"id": f"call{number}", "type": "function", "function": function}
         messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
-        results = rng.sample(studies := found_by(item, way), len(studies))
+        results = rng.sample(studies := found_by(item, way), min(shown, len(studies)))
         messages.append(tool_message(call["id"], {"results": [document(study) for study in results]}, goal))
         read += results
     messages.append(answered(findings_of(facts, read[:MOST_FINDINGS], searched=searched, hasty=hasty)))
@@ -139,25 +150,47 @@ def researcher(
 
 
 def junior(item: ReviewTask, role: str, name: str, rng: random.Random, *, hasty: bool = False) -> Transcript:
-    """A junior's visit: it searches its database by one name."""
+    """A junior's first visit: it searches its database by one name, and reads the first study."""
     tool = DATABASES[role]
-    return researcher(item, role, [(tool, name)], (tool,), rng, hasty=hasty)
+    return researcher(item, role, [(tool, name)], (tool,), rng, shown=1, hasty=hasty)
+
+
+def further(item: ReviewTask, role: str, rng: random.Random, *, hasty: bool = False) -> Transcript:
+    """A junior's visit that is given one study, and is asked about it in turn."""
+    study = rng.choice(item.facts.studies)
+    searched = item.facts.second_name if rng.random() < 0.3 else None
+    return asked_in_turn(item, role, [study], rng, searched=searched, hasty=hasty)
 
 
 def reader(item: ReviewTask, rng: random.Random, *, hasty: bool = False) -> Transcript:
-    """A visit that is given up to four studies, and is asked about them in turn.
+    """A visit that is given two to four studies, as a single call is, and is asked about them in turn."""
+    return asked_in_turn(item, SOLO, rng.sample(item.facts.studies, rng.choice((2, 3, 4))), rng, hasty=hasty)
+
+
+def asked_in_turn(
+    item: ReviewTask,
+    role: str,
+    studies: Sequence[ReviewStudy],
+    rng: random.Random,
+    *,
+    searched: str | None = None,
+    hasty: bool = False,
+) -> Transcript:
+    """A visit that is given `studies`, with several questions.
 
     Several answers to one reading make the most of a long prompt. Only what is asked about tells them apart.
+
+    Args:
+        searched: The second name, if it has been searched.
     """
-    studies = rng.sample(item.facts.studies, rng.choice((1, 2, 3, 4)))
     first, *others = (about(item, rng, rng.choice(studies)) for _ in range(MOST_QUESTIONS))
     sources = [document(study) for study in studies]
-    messages = opening(ROLES[SOLO], first.task.goal, form=FINDINGS, sources=sources)
-    messages.append(answered(findings_of(first.facts, studies, hasty=hasty)))
+    messages = opening(ROLES[role], first.task.goal, form=FINDINGS, sources=sources, search=searched)
+    messages.append(answered(findings_of(first.facts, studies, searched=bool(searched), hasty=hasty)))
     for other in others:
         messages.append({"role": "user", "content": dump({"goal": other.task.goal})})
-        messages.append(answered(findings_of(other.facts, studies, hasty=hasty)))
-    return Transcript(SOLO, tuple(messages))
+        messages.append(answered(findings_of(other.facts, studies, searched=bool(searched), hasty=hasty)))
+    return Transcript(role, tuple(messages))
 
 
 def about(item: ReviewTask, rng: random.Random, study: ReviewStudy) -> ReviewTask:
@@ -187,10 +220,22 @@ def refiner(
     findings = [finding_of(facts, study) for study in studies]
     if not true and rng.random() < 0.7:
         # Long lists come more often: in these the model skips or swaps lines.
-        findings = [practice(rng) for _ in range(rng.randint(rng.choice((1, 12)), 16))]
+        findings = practices(rng, rng.randint(rng.choice((1, 12)), 16))
     again = feedback(rng, "the evidence does not decide the question")
     prompt = opening(ROLES[REFINER], item.task.goal, form=COMBINATION, findings=handed_over(findings), feedback=again)
     return Transcript(REFINER, (*prompt, answered(combination_of(facts, findings, read))))
+
+
+def practices(rng: random.Random, count: int) -> list[dict[str, Any]]:
+    """Findings of no study. Most oppose what leads so far: where the leading answer changes, the model errs most."""
+    findings: list[dict[str, Any]] = []
+    for _ in range(count):
+        leading = weigh(map(vote, findings))
+        finding = practice(rng)
+        if leading == finding["answer"] != "maybe" and rng.random() < 0.6:
+            finding["answer"] = "no" if leading == "yes" else "yes"
+        findings.append(finding)
+    return findings
 
 
 def practice(rng: random.Random) -> dict[str, Any]:
@@ -230,9 +275,11 @@ def stream(items: Iterator[ReviewTask], seed: int, habits: Habits) -> Iterator[T
         if kind < 0.14:
             asked_item = about(item, rng, rng.choice(item.facts.studies)) if rng.random() < 0.5 else item
             yield junior(asked_item, rng.choice(list(DATABASES)), rng.choice(NAMES), rng, hasty=hasty)
-        elif kind < 0.25:
+        elif kind < 0.30:
+            yield further(item, rng.choice(list(DATABASES)), rng, hasty=hasty)
+        elif kind < 0.34:
             yield reader(item, rng, hasty=hasty)
-        elif kind < 0.27:
+        elif kind < 0.36:
             ways = (LITERATURE, NAMES[0]), (TRIALS, NAMES[0])
             yield researcher(item, SOLO, ways, OWN_TOOLS, rng, hasty=hasty)
         elif kind < 0.94:

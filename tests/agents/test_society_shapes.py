@@ -133,10 +133,6 @@ async def test_what_designs_nothing_is_not_judged(society_kit):
         (["society.graph.juniors=[]"], ("society.graph.juniors",)),
         (["society.graph.juniors=[Geneticist]", "society.graph.debate=1"], ("debate=1", "two juniors")),
         (["society.graph.choose=combine", "society.graph.debate=1"], ("debate=1", "choose=combine", "0")),
-        (
-            ["society.graph.choose=combine", "tools.results=7"],
-            ("tools.results=7", "society.graph.choose=combine", "set it to 6"),
-        ),
         (["society.graph.searches=3"], ("society.graph.searches", "society.graph.choose", "combine")),
         (["society.graph.design=false", "society.graph.waives=[SafetyOfficer]"], ("models.principal.kind=rubric",)),
         (["society.graph.debat=1"], ("society.graph.debat", "society.graph.debate")),

@@ -8,17 +8,20 @@ from statistics import fmean
 
 import pytest
 
-from agents.findings import Findings, Part, concluded, counting, gathered, handed_over, share_right, tally
+from agents.findings import FINDINGS, Findings, Part, concluded, counting, gathered, handed_over, share_right, tally
 from agents.policies.choice import SelectionSpec, make_selector
 from agents.roles import REFINER, ROLES
 from agents.tools.toolbox import build_toolbox
-from agents.visit.prompting import read_payload, schema_in
+from agents.visit.prompting import opening, read_payload, schema_in
+from agents.visit.quoting import answer_format
 from chimera.core.weighing import weigh
 from chimera.data.generated.review import NAMES, counts, generate, vote
 from chimera.data.tasks import Dataset
 from recipes.nano.review import (
     DATABASES,
+    SOLO,
     combination_of,
+    document,
     equally,
     finding_of,
     findings_of,
@@ -36,46 +39,69 @@ CONFIG = load_config(Path(__file__).parents[2] / "configs" / "review.yaml")
 LARGEST = next(item for item in ITEMS if item.facts.level == 4)
 
 
-def society_of(society_kit, item, *, answers=None, **graph):
-    """The society of configs/review.yaml with juniors who read as the transcripts do."""
+def society_of(society_kit, item, *, leave_out=(), **graph):
+    """The society of configs/review.yaml with juniors and a refiner who read as the transcripts do.
+
+    Args:
+        leave_out: Whether the refiner's answer leaves out a study that counts; else it leaves out none.
+    """
     documents = Dataset(tuple(item.task for item in ITEMS), (), (), "generated", "test").documents()
-    scripts = {REFINER: [answers or combination(item)] * 2}
+    scripts = {REFINER: [lambda: combines(model, item, leave_out)] * 2}
     for role, tool in DATABASES.items():
         scripts[role] = []
         for name in NAMES:
-            answer = json.loads(junior(item, role, name, random.Random(1)).messages[-1]["content"])
-            scripts[role] += [[(tool, {"query": query(item.facts, (tool, name))})], answer]
+            visits = len(found_by(item, way := (tool, name)))
+            scripts[role] += [[(tool, {"query": query(item.facts, way)})], *[lambda: reads(model, item)] * visits]
     model, society = society_kit.Model(**scripts), CONFIG.society
     settings = {"max_tool_calls": 1, "graph": society.graph.model_copy(update=graph).model_dump()}
     return model, society_kit.make(model, build_toolbox(CONFIG.tools, documents, {}), quotes="read", **settings)
 
 
-def combination(item, leave_out=()):
+async def reads(model, item):
+    """A junior's finding of the one study that it has read."""
+    (study,) = studies_read(item, model.requests[-1:])
+    searched = "search" in read_payload(model.requests[-1].messages[1])
+    return findings_of(item.facts, [study], searched=searched).model_dump()
+
+
+async def combines(model, item, leave_out):
     """The refiner's answer to the findings in the order in which the society hands them over."""
-    answer = combination_of(item.facts, [finding_of(item.facts, study) for study in in_order(item)]).model_dump()
+    studies = [study for role in DATABASES for study in studies_read(item, model.of(role))]
+    answer = combination_of(item.facts, [finding_of(item.facts, study) for study in studies]).model_dump()
     return {**answer, "studies": [number for number in answer["studies"] if number not in leave_out]}
 
 
-def in_order(item):
-    written = [
-        json.loads(junior(item, role, name, random.Random(1)).messages[-1]["content"])["findings"]
-        for role in DATABASES
-        for name in NAMES
-    ]
+def studies_read(item, requests):
     by_id = {study.id: study for study in item.facts.studies}
-    return [by_id[finding["study"]] for findings in written for finding in findings]
+    payloads = [read_payload(request.messages[-1]) for request in requests]
+    return [
+        by_id[passage["id"]]
+        for payload in payloads
+        for passage in (*payload.get("results", ()), *payload.get("sources", ()))
+    ]
 
 
 async def test_a_rollout_sends_what_the_transcripts_hold_and_answers_from_every_study(society_kit) -> None:
     model, society = society_of(society_kit, LARGEST)
     state = await society.run(LARGEST.task.brief())
+    facts, studies = LARGEST.facts, []
     for role in DATABASES:
-        for name, number in zip(NAMES, (0, 2), strict=True):
-            opened = junior(LARGEST, role, name, random.Random(1)).messages[:2]
-            assert model.of(role)[number].messages[:2] == list(opened)
+        requests, read = model.of(role), studies_read(LARGEST, model.of(role))
+        of_search, places = len(read) // 2, iter(range(len(requests)))
+        for name in NAMES:
+            searched = facts.second_name if name != NAMES[0] else None
+            opened = junior(LARGEST, role, name, random.Random(1))
+            search, first, *others = [requests[next(places)] for _ in range(of_search + 1)]
+            assert search.messages[:2] == first.messages[:2] == list(opened.messages[:2])
+            for request, study in zip(others, read[1:of_search], strict=True):
+                given = opening(
+                    ROLES[role], LARGEST.task.goal, form=FINDINGS, sources=[document(study)], search=searched
+                )
+                assert (request.messages, request.tools) == (given, [])
+            studies += read[:of_search]
+            del read[:of_search]
+    assert len(studies) == len({study.id for study in studies}) == len(facts.studies) == 16
     (asked, *_) = model.of(REFINER)
-    studies = in_order(LARGEST)
-    assert len(studies) == len(LARGEST.facts.studies) == 16
     lines = handed_over([finding_of(LARGEST.facts, study) for study in studies])
     assert read_payload(asked.messages[1])["findings"] == lines
     assert asked.messages[0] == refiner(LARGEST, random.Random(1), true=True).messages[0]
@@ -108,18 +134,18 @@ async def test_whether_juniors_search_once_more_is_chosen_and_recorded(society_k
     assert (state["selection"]["author"], state["selection"]["policy"]) == ("combined", "combined")
 
 
-async def test_each_finding_is_of_its_passage_and_quotes_it(society_kit) -> None:
-    model, society = society_of(society_kit, LARGEST)
-    await society.run(LARGEST.task.brief())
-    _, answered = model.of("Geneticist")[:2]
-    schema = answered.response_format["json_schema"]["schema"]["properties"]["findings"]
-    read = {passage["id"]: passage["text"] for passage in read_payload(answered.messages[-1])["results"]}
+def test_each_of_several_findings_is_of_its_passage_and_quotes_it() -> None:
+    studies = LARGEST.facts.studies[:4]
+    messages = opening(ROLES[SOLO], LARGEST.task.goal, form=FINDINGS, sources=[document(study) for study in studies])
+    answer = answer_format(ROLES[SOLO], messages, "read")
+    schema = answer["json_schema"]["schema"]["properties"]["findings"]
+    read = {passage["id"]: passage["text"] for passage in read_payload(messages[1])["sources"]}
     assert [item["properties"]["study"]["const"] for item in schema["prefixItems"]] == list(read)
     assert schema["minItems"] == schema["maxItems"] == len(read) == 4
     for item in schema["prefixItems"]:
         passage = read[item["properties"]["study"]["const"]]
         assert all(quote in passage for quote in item["properties"]["quote"]["enum"])
-    names = answered.response_format["json_schema"]["schema"]["properties"]["search"]["enum"]
+    names = answer["json_schema"]["schema"]["properties"]["search"]["enum"]
     assert {"", LARGEST.facts.second_name} < set(names)
     assert all(any(name in passage for passage in read.values()) for name in names)
 
@@ -136,15 +162,15 @@ async def test_without_a_second_round_or_a_refiner_the_rule_answers_from_what_wa
 async def test_the_board_sends_back_an_answer_that_leaves_a_study_out(society_kit) -> None:
     from chimera.rubric.reviews import peer_review
 
-    answer = combination(LARGEST)
-    first, *_ = answer["studies"]
-    model, society = society_of(society_kit, LARGEST, answers=combination(LARGEST, leave_out=[first]))
+    model, society = society_of(society_kit, LARGEST)
+    first, *_ = all_counting = (await society.run(LARGEST.task.brief()))["refined_hypothesis"]["studies"]
+    model, society = society_of(society_kit, LARGEST, leave_out=[first])
     await society.run(LARGEST.task.brief())
     payload = read_payload(model.of("PeerReviewer")[0].messages[1])
     review = peer_review(payload)
     assert review["severity"] == "CRITICAL"
     assert any(f" {first}" in issue and "left out" in issue for issue in review["issues"])
-    payload["hypothesis"]["studies"] = answer["studies"]
+    payload["hypothesis"]["studies"] = all_counting
     assert not any("left out" in issue for issue in peer_review(payload)["issues"])
 
 

@@ -1,9 +1,8 @@
 """Step DPO: of two answers to one recorded prompt, the weights learn to prefer the one that is worth more.
 
 The answers are branches (`training.learning.base.Bench.branch`), as in AgentQ (arXiv 2408.07199), where a tree search
-gives them; where answers have parts that are right or wrong by themselves, the preferred one is mended
-(`training.learning.mending`). A tenth of the states is held out: how many of their pairs are won tells whether
-anything general was learned. The trainer gets the server's own token ids.
+gives them. A tenth of the states is held out: how many of their pairs are won tells whether anything general was
+learned. The trainer gets the server's own token ids.
 """
 
 import asyncio
@@ -18,12 +17,11 @@ from chimera.config.tree import Config
 from chimera.core.errors import ConfigError
 from chimera.data.tasks import Dataset
 from chimera.run.policies import Part
-from training.algorithms.pairs import PairSet, all_pairs, hold_out, that_mend
+from training.algorithms.pairs import PairSet, all_pairs, hold_out
 from training.learning.base import Bench, Learned, PhasePlan
 from training.learning.examples import Render, check_enough
 from training.learning.fine_tuning import TuneSettings, check_batches
 from training.learning.groups import BranchSettings, group_figures, grow
-from training.learning.mending import encoder
 from training.learning.states import check_tasks, collect_states
 from training.learning.values import Values, how_valued
 
@@ -92,8 +90,8 @@ class Dpo:
         return learned
 
 
-async def draw(plan: PhasePlan, settings: DpoSettings, bench: Bench, render: Render) -> PairSet:
-    """Pairs to train on and held-out pairs; their tokens are the server's own, but for mended answers'.
+async def draw(plan: PhasePlan, settings: DpoSettings, bench: Bench, _: Render) -> PairSet:
+    """Pairs to train on and held-out pairs; their tokens are the server's own.
 
     Raises:
         RunError: Fewer than `min_examples` are left to train on.
@@ -102,8 +100,7 @@ async def draw(plan: PhasePlan, settings: DpoSettings, bench: Bench, render: Ren
     states = await collect_states(plan, settings.tasks, bench)
     values = Values(settings.reward, how_valued(plan, settings.reward, settings.value, bench.config), bench)
     groups = await grow(bench, values, states, settings.answers, seed=seed, version=version)
-    mended = partial(that_mend, most=settings.pairs, encode=encoder(render))
-    pairs = await asyncio.to_thread(all_pairs, groups, settings.pairs, settings.keep_right, seed, mended)
+    pairs = await asyncio.to_thread(all_pairs, groups, settings.pairs, settings.keep_right, seed)
     fitting = [pair for pair in pairs if pair.length <= settings.max_length]
     is_held = hold_out((group.state for group in groups if group.informs), settings.held_out, seed)
     train, held = ([pair for pair in fitting if is_held(pair) is side] for side in (False, True))

@@ -5,16 +5,14 @@ Both answers of a pair have the same prompt tokens, because they are branches of
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from training.learning.experience import Call
 from training.learning.groups import AnswerGroup
-from training.learning.mending import Encode, mendings
 from training.learning.states import State
 
-Kind = Literal["worth", "keeps", "mended"]
+Kind = Literal["worth", "keeps"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +21,7 @@ class AnswerPair:
 
     Attributes:
         kind: worth: the preferred answer is worth more; keeps: it keeps a right answer that the prompt handed over,
-            where the other one changes it; mended: it is the other one with right parts in place of wrong ones.
+            where the other one changes it.
     """
 
     state: State
@@ -97,37 +95,15 @@ def that_keep(group: AnswerGroup) -> Iterator[AnswerPair]:
             yield AnswerPair(group.state, call, changing, "keeps")
 
 
-def that_mend(group: AnswerGroup, most: int, encode: Encode) -> list[AnswerPair]:
-    """At most `most` pairs of a state whose preferred answer is the other one mended, the most mended first.
-
-    Args:
-        encode: An answer whose tokens it does not give as they were sampled is in no pair, since tokens would tell the
-            two sides of it apart.
-    """
-    state = group.state
-    same = ((answer, mended) for answer, mended in mendings(group) if encode(state, answer) == answer.response_ids)
-    return [
-        AnswerPair(state, replace(mended, response_ids=encode(state, mended)), answer, "mended")
-        for answer, mended in islice(same, most)
-    ]
-
-
-def all_pairs(
-    groups: Sequence[AnswerGroup],
-    most: int,
-    keep_right: float,
-    seed: int,
-    mended: Callable[[AnswerGroup], Sequence[AnswerPair]] = lambda group: (),
-) -> list[AnswerPair]:
-    """Pairs of all groups, mended ones or else by worth, and beside them one of each state that keeps what is right.
+def all_pairs(groups: Sequence[AnswerGroup], most: int, keep_right: float, seed: int) -> list[AnswerPair]:
+    """Pairs by worth of all groups, and beside them one of each state that keeps what is right.
 
     Args:
         most: Pairs by worth of one state, at most.
         keep_right: Number of pairs that keep what is right, at most, as a share of the others. If there are more, it is
             drawn which ones are left out.
-        mended: The mended pairs of a group, if its answers have parts.
     """
-    worth = [pair for group in groups for pair in (mended(group) or by_worth(group, most))]
+    worth = [pair for group in groups for pair in by_worth(group, most)]
     identities = {_identity(pair) for pair in worth}
     further = (next((pair for pair in that_keep(group) if _identity(pair) not in identities), None) for group in groups)
     keeping = [pair for pair in further if pair is not None]

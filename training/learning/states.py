@@ -22,13 +22,14 @@ from training.learning.base import Bench, PhasePlan
 from training.learning.episodes import Episode
 from training.learning.experience import Call, Conversation
 
-Key = tuple[str, str, str, int]
-"""Role, phase, task and repeat: equal in runs with equal seeds, where ids differ."""
+Key = tuple[str, str, str, int, int]
+"""Role, phase, task, repeat and visit: equal in runs with equal seeds, where ids differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A role's first visit in one rollout, which it answered at once: the prompt of that answer is the state.
+    """A role's first visit in one rollout, or any that hands over findings, which it answered at once: the prompt of
+    that answer is the state.
 
     Attributes:
         call: The call that gave the answer.
@@ -53,7 +54,7 @@ class State:
     def key(self) -> Key:
         """Sorts states in an order that does not depend on which rollout ended first."""
         record = self.episode.record
-        return self.call.role, record.phase, record.task_id, record.repeat
+        return self.call.role, record.phase, record.task_id, record.repeat, self.call.visit
 
     @property
     def name(self) -> str:
@@ -132,10 +133,11 @@ def states_of(episode: Episode, roles: Sequence[str], task: ResearchTask | None 
     if record.reward is None:
         return []
     held = episode.in_memory()
-    answered = {call.role: call for call in held.calls(roles) if call.outcome and call.visit == 1}
-    visits = [visit for visit in held.conversations(roles) if visit.parsed and visit.visit == 1]
+    answered = {(call.role, call.visit): call for call in held.calls(roles) if call.outcome}
+    visits = [visit for visit in held.conversations(roles) if visit.parsed]
+    first = [(visit.role, visit.visit, visit) for visit in visits if visit.visit == 1 or "findings" in visit.answer]
     # What a second model answered (`society.fallback`) is nobody's state.
-    asked_again = [(answered[visit.role], visit) for visit in visits if visit.role in answered]
+    asked_again = [(answered[role, number], visit) for role, number, visit in first if (role, number) in answered]
     return [State(episode.on_disk(), call, visit, *_key(call, record, task)) for call, visit in asked_again]
 
 

@@ -133,13 +133,13 @@ def scores_of(call: Call) -> tuple[float, ...]:
 
 
 def group_of(task_id: str, call: Call) -> str:
-    """Name of the group of a call: calls of the same role on the same task. First visits and revisions are separate.
+    """Name of the group of a call: calls of the same role on the same task in the same visit.
 
-    Only a revision's prompt holds reviews, and the expected reward differs. A common baseline would reward a call for
-    the turn at which it was made (AT-GRPO, arXiv 2510.11062, groups by agent and turn). Prompts within a group may
-    still differ in the input from other roles; `group/prompts_differ` measures it.
+    Only a revision's prompt holds reviews, each visit may read another study, and the expected reward differs. A common
+    baseline would reward a call for the turn at which it was made (AT-GRPO, arXiv 2510.11062, groups by agent and
+    turn). Prompts within a group may still differ in the input from other roles; `group/prompts_differ` measures it.
     """
-    return f"{task_id}/{call.role}/{'first' if call.visit == 1 else 'revision'}"
+    return f"{task_id}/{call.role}/{call.visit}"
 
 
 def why_skip(rollouts: Sorted, samples: Sequence[Sample], config: PpoSettings, phase: str) -> str | None:

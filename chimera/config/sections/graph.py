@@ -10,9 +10,6 @@ from chimera.config.roles import JUNIORS, SAFETY
 from chimera.core.errors import ConfigError
 from chimera.core.types import Label, decides
 
-MOST_FINDINGS = 6
-"""Most findings of one answer: more passages than these get none (docs/extending.md)."""
-
 
 class GraphConfig(ConfigSection):
     """Who works in the society. The principal investigator always decides, and every return has a limit

@@ -49,7 +49,7 @@ async def test_a_state_is_a_role_s_first_visit_in_a_rollout_with_a_reward(tmp_pa
     bench = Answers(tmp_path)
     bench.earlier[0] = record(bench.run, 0, reward=None, status="failed")
     found = await collect_states(PLAN, 0, bench)
-    assert [state.name for state in found] == [f"{REFINER}/gather/t{number}/0" for number in range(1, TASKS)]
+    assert [state.name for state in found] == [f"{REFINER}/gather/t{number}/0/1" for number in range(1, TASKS)]
     assert states_of(bench.episode(bench.earlier[2]), ["Neurologist"]) == []
 
 

@@ -82,16 +82,16 @@ def call(role="HypothesisRefiner", response=(5, 6), visit=1):
 def test_samples_are_grouped_by_task_role_and_turn_and_keep_their_tokens():
     credited = [Credited(call(ROLES[0]), 0.5), Credited(call(ROLES[1], (7,)), 0.25), Credited(call(response=()), 9.0)]
     assert ppo_steps.samples_of(credited, "t1") == [
-        Sample((1, 2), (5, 6), 0.5, "t1/HypothesisRefiner/first", "ro-1"),
-        Sample((1, 2), (7,), 0.25, "t1/ProtocolDesigner/first", "ro-1"),
+        Sample((1, 2), (5, 6), 0.5, "t1/HypothesisRefiner/1", "ro-1"),
+        Sample((1, 2), (7,), 0.25, "t1/ProtocolDesigner/1", "ro-1"),
     ]
 
 
-def test_first_visits_and_revisions_are_not_compared_with_each_other():
+def test_visits_are_not_compared_with_each_other():
+    """A revision's prompt holds reviews, and each visit may read another study."""
     visits = [Credited(call(visit=visit), 1.0) for visit in (1, 2, 3)]
-    first, *revisions = [sample.group for sample in ppo_steps.samples_of(visits, "t1")]
-    assert first == "t1/HypothesisRefiner/first"
-    assert revisions == ["t1/HypothesisRefiner/revision"] * 2
+    groups = [sample.group for sample in ppo_steps.samples_of(visits, "t1")]
+    assert groups == [f"t1/HypothesisRefiner/{visit}" for visit in (1, 2, 3)]
 
 
 def sorted_rollouts(good, failed):
