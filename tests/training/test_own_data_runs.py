@@ -1,16 +1,24 @@
-"""The examples with your own data, as a user runs them: train, evaluate, verify, export what was learned."""
+"""The examples with your own data and with reviews, as a user runs them: train, evaluate, verify, export.
+
+Of reviews also what is recorded: each study's visit is a state to learn from, and a trace replays to its record.
+"""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from chimera.data.tasks import load
 from chimera.run.directory import Run
 from chimera.run.policies import live
+from evaluation.traces.calls import last_outcome, model_calls
+from evaluation.verify.replay import Replay
+from training.lab.records import Records
+from training.learning.states import findings_in, states_of
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 REPOSITORY = Path(__file__).parents[2]
 SMALLER = ["rollouts.concurrency=2", "wandb.mode=disabled", "gate.tasks=0"]
 TASKS = {"own_csv": "T002", "medqa": "row-43fe492c4b13", "review": "review-0-5"}
@@ -25,6 +33,8 @@ def command(module, *arguments):
     return done.stdout
 
 
+@pytest.mark.long
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", ["own_csv", "medqa", "review"])
 def test_an_example_trains_evaluates_and_is_exported(name, tmp_path):
     config = tmp_path / "config.yaml"
@@ -51,3 +61,40 @@ def test_an_example_trains_evaluates_and_is_exported(name, tmp_path):
     exported = f"models.junior.path={tmp_path / 'refiner'}"
     asked = command("chimera.ask", "--task", TASKS[name], "--config", str(config), exported)
     assert "option A" in asked or name != "medqa"
+
+
+@pytest.fixture(scope="module")
+def gathered(tmp_path_factory):
+    """The run's folder, its configuration, and its episodes with their tasks."""
+    folder = tmp_path_factory.mktemp("runs")
+    options = ["--config", "configs/review.yaml", "--phases", "gather", "--name", "review", f"runs_dir={folder}"]
+    command("chimera.train", *options, *SMALLER, "gather.tasks=2", "data.levels=[3]")
+    run = Run(folder / "review")
+    config = run.config
+    tasks = {task.id: task for task in load(config.data).tasks}
+    records = Records(run, config.reward)
+    episodes = [(records.episode(record), tasks[record.task_id]) for record in records.of("gather").values()]
+    assert [episode.record.status for episode, _ in episodes] == ["succeeded"] * 2
+    return SimpleNamespace(folder=run.path, config=config, episodes=episodes)
+
+
+@pytest.mark.whole
+def test_every_finding_is_a_state_that_is_right_or_wrong_by_its_study(gathered):
+    for episode, task in gathered.episodes:
+        states = states_of(episode, ["Geneticist", "Pharmacologist"], task)
+        studies = [[finding["study"] for finding in state.conversation.answer["findings"]] for state in states]
+        assert all(len(of_visit) == 1 for of_visit in studies)
+        read = {study for of_visit in studies for study in of_visit}
+        assert read == {finding["study"] for finding in findings_in(episode.record)}
+        assert [[vote.study for vote in state.votes] for state in states] == studies
+        assert len({state.name for state in states}) == len(states) > 4
+
+
+@pytest.mark.whole
+async def test_a_rollout_whose_studies_are_read_apart_replays_from_its_trace(gathered):
+    replay = Replay(gathered.config, gathered.folder)
+    for episode, task in gathered.episodes:
+        trace, record = episode.trace(), episode.record
+        _, outcome = last_outcome(trace) or ("", {})
+        again = await replay.run(record, model_calls(trace), outcome["calls"], task)
+        assert (again.outputs, again.reward) == (record.outputs, record.reward)
