@@ -28,11 +28,13 @@ class Library:
 
 
 def finding(study):
-    part = dict.fromkeys(("group", "condition", "outcome"), PART)
-    direction = {"says": "lower", "asked": "lower", "same": True}
-    quote = f"Study {study} says that falls were fewer."
-    about = {"study": study, "quote": quote, "retracted": False, "design": "trial", "size": 100}
-    return {**about, **part, "direction": direction, "significance": "significant", "answer": "yes"}
+    about = {"study": study, "quote": f"Study {study} says that falls were fewer.", "retracted": False}
+    direction, parts = (
+        {**PART, "says": "lower", "asked": "lower"},
+        dict.fromkeys(("group", "condition", "outcome"), PART),
+    )
+    rest = {"design": "trial", "size": 100, "significance": "significant", "answer": "yes"}
+    return {**about, **parts, **rest, "direction": direction}
 
 
 def shown(message):
@@ -67,8 +69,7 @@ async def test_the_first_visit_is_shown_the_first_study_of_each_search_and_every
     assert [shown(message) for message in first.messages if message["role"] == "tool"] == [["s1"], ["s2"]]
     assert [shown(request.messages[-1]) for request in others] == [["s3"], ["s4"]]
     assert all(not request.tools for request in others)
-    studies = [finding["study"] for finding in state["initial_hypotheses"][0]["findings"]]
-    assert studies == ["s1", "s2", "s3", "s4"]
+    assert [finding["study"] for finding in state["initial_hypotheses"][0]["findings"]] == ["s1", "s2", "s3", "s4"]
     assert [message["role"] for message in state["messages"]["Geneticist"]].count("system") == 3
 
 
@@ -84,8 +85,8 @@ async def test_a_later_search_shows_what_was_not_read_if_it_finds_any(society_ki
 
 
 async def test_a_study_that_cannot_be_read_ends_the_rollout_with_the_role_s_error(society_kit):
-    failure = ModelError("the server answered 503")
-    model = reader(society_kit, [(SEARCH, {"query": "1"})], READ, READ, READ, s2=failure)
+    failures = {"s2": ModelError("the server answered 503")}
+    model = reader(society_kit, [(SEARCH, {"query": "1"})], READ, READ, READ, **failures)
     with pytest.raises(RoleError) as caught:
         await run(society_kit, model)
     assert str(caught.value) == "Geneticist: the server answered 503"

@@ -40,11 +40,7 @@ LARGEST = next(item for item in ITEMS if item.facts.level == 4)
 
 
 def society_of(society_kit, item, *, leave_out=(), **graph):
-    """The society of configs/review.yaml with juniors and a refiner who read as the transcripts do.
-
-    Args:
-        leave_out: Whether the refiner's answer leaves out a study that counts; else it leaves out none.
-    """
+    """The society of configs/review.yaml whose roles read as transcripts do; `leave_out`: numbers of findings."""
     documents = Dataset(tuple(item.task for item in ITEMS), (), (), "generated", "test").documents()
     scripts = {REFINER: [lambda: combines(model, item, leave_out)] * 2}
     for role, tool in DATABASES.items():

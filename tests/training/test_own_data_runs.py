@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -63,38 +62,21 @@ def test_an_example_trains_evaluates_and_is_exported(name, tmp_path):
     assert "option A" in asked or name != "medqa"
 
 
-@pytest.fixture(scope="module")
-def gathered(tmp_path_factory):
-    """The run's folder, its configuration, and its episodes with their tasks."""
-    folder = tmp_path_factory.mktemp("runs")
-    options = ["--config", "configs/review.yaml", "--phases", "gather", "--name", "review", f"runs_dir={folder}"]
-    command("chimera.train", *options, *SMALLER, "gather.tasks=2", "data.levels=[3]")
-    run = Run(folder / "review")
-    config = run.config
-    tasks = {task.id: task for task in load(config.data).tasks}
-    records = Records(run, config.reward)
-    episodes = [(records.episode(record), tasks[record.task_id]) for record in records.of("gather").values()]
-    assert [episode.record.status for episode, _ in episodes] == ["succeeded"] * 2
-    return SimpleNamespace(folder=run.path, config=config, episodes=episodes)
-
-
 @pytest.mark.whole
-def test_every_finding_is_a_state_that_is_right_or_wrong_by_its_study(gathered):
-    for episode, task in gathered.episodes:
+async def test_every_study_s_visit_is_a_state_and_a_rollout_replays_from_its_trace(tmp_path):
+    options = ["--config", "configs/review.yaml", "--phases", "gather", "--name", "review", f"runs_dir={tmp_path}"]
+    command("chimera.train", *options, *SMALLER, "gather.tasks=2", "data.levels=[3]")
+    run = Run(tmp_path / "review")
+    tasks = {task.id: task for task in load(run.config.data).tasks}
+    records, replay = Records(run, run.config.reward), Replay(run.config, run.path)
+    for record in records.of("gather").values():
+        episode, task = records.episode(record), tasks[record.task_id]
         states = states_of(episode, ["Geneticist", "Pharmacologist"], task)
         studies = [[finding["study"] for finding in state.conversation.answer["findings"]] for state in states]
         assert all(len(of_visit) == 1 for of_visit in studies)
-        read = {study for of_visit in studies for study in of_visit}
-        assert read == {finding["study"] for finding in findings_in(episode.record)}
+        assert {study for (study,) in studies} == {finding["study"] for finding in findings_in(record)}
         assert [[vote.study for vote in state.votes] for state in states] == studies
         assert len({state.name for state in states}) == len(states) > 4
-
-
-@pytest.mark.whole
-async def test_a_rollout_whose_studies_are_read_apart_replays_from_its_trace(gathered):
-    replay = Replay(gathered.config, gathered.folder)
-    for episode, task in gathered.episodes:
-        trace, record = episode.trace(), episode.record
-        _, outcome = last_outcome(trace) or ("", {})
+        _, outcome = last_outcome(trace := episode.trace()) or ("", {})
         again = await replay.run(record, model_calls(trace), outcome["calls"], task)
         assert (again.outputs, again.reward) == (record.outputs, record.reward)

@@ -79,19 +79,13 @@ def call(role="HypothesisRefiner", response=(5, 6), visit=1):
     return Call("ro-1", role, visit, 1, 1, "id", (1, 2), response, "v1", 0.05, True)
 
 
-def test_samples_are_grouped_by_task_role_and_turn_and_keep_their_tokens():
-    credited = [Credited(call(ROLES[0]), 0.5), Credited(call(ROLES[1], (7,)), 0.25), Credited(call(response=()), 9.0)]
-    assert ppo_steps.samples_of(credited, "t1") == [
-        Sample((1, 2), (5, 6), 0.5, "t1/HypothesisRefiner/1", "ro-1"),
-        Sample((1, 2), (7,), 0.25, "t1/ProtocolDesigner/1", "ro-1"),
-    ]
-
-
-def test_visits_are_not_compared_with_each_other():
+def test_samples_are_grouped_by_task_role_and_visit_and_keep_their_tokens():
     """A revision's prompt holds reviews, and each visit may read another study."""
-    visits = [Credited(call(visit=visit), 1.0) for visit in (1, 2, 3)]
-    groups = [sample.group for sample in ppo_steps.samples_of(visits, "t1")]
-    assert groups == [f"t1/HypothesisRefiner/{visit}" for visit in (1, 2, 3)]
+    calls = (call(ROLES[0]), 0.5), (call(ROLES[1], (7,), visit=2), 0.25), (call(response=()), 9.0)
+    assert ppo_steps.samples_of([Credited(*credited) for credited in calls], "t1") == [
+        Sample((1, 2), (5, 6), 0.5, "t1/HypothesisRefiner/1", "ro-1"),
+        Sample((1, 2), (7,), 0.25, "t1/ProtocolDesigner/2", "ro-1"),
+    ]
 
 
 def sorted_rollouts(good, failed):
