@@ -2,8 +2,8 @@
 
 Each junior searches one database, first by the name in the question and then by another name that it read of. It reads
 each study in a visit of its own and hands over a finding of it; the refiner weighs the findings of all. A researcher
-with all tools and one who is given several studies hand over findings too, as the baselines do. By `Habits`, a hasty reader takes every study for one that counts,
-the refiner gives all the same weight, and the designer is vague.
+with all tools and one who is given several studies hand over findings too, as the baselines do. By `Habits`, a
+hasty reader takes every study for one that counts, the refiner gives all the same weight, and the designer is vague.
 """
 
 import random
