@@ -171,12 +171,12 @@ def gathered(hypotheses: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]
     return list(by_study.values())
 
 
-def search_cues(findings: Sequence[Mapping[str, Any]], rounds: int, sent: int) -> dict[str, float]:
+def search_cues(findings: Sequence[Mapping[str, Any]], rounds: int, named: int) -> dict[str, float]:
     """What the choice whether juniors search once more rests on: counts, points, and their difference as a share.
 
     Args:
         rounds: Rounds of searches so far.
-        sent: Number of juniors that would search once more.
+        named: Number of juniors that read of a name that none has searched for.
     """
     yes, no = points(map(vote, findings))
     return {
@@ -187,7 +187,7 @@ def search_cues(findings: Sequence[Mapping[str, Any]], rounds: int, sent: int) -
         "margin": abs(yes - no) / max(1, yes + no),
         "maybe": float(yes == no),
         "rounds": rounds,
-        "sent": sent,
+        "named": named,
     }
 
 

@@ -87,21 +87,23 @@ async def vote_node(state: ResearchState, runtime: Runtime[RunContext]) -> Updat
 async def combine_node(state: ResearchState, runtime: Runtime[RunContext]) -> Update:
     """Send juniors to search once more, or else hand on what all findings say by the rule, without a model.
 
-    A junior can be sent if it read of another name of the treatment, which none was sent to search for. Then the
-    selector chooses, which without a policy sends them.
+    They can be sent if one of them read of another name of the treatment, which none was sent to search for. Then the
+    selector chooses, which without a policy sends them all: what one has read of the others search for, too.
     """
     context, hypotheses, rounds = runtime.context, state["initial_hypotheses"], state.get("searches", [])
     findings = gathered(hypotheses)
     recorded: Update = {}
     searched = {"", *(name for names in rounds for name in names.values())}
-    sent = {junior["author"]: junior["search"] for junior in hypotheses if junior["search"] not in searched}
-    if len(rounds) + 1 < context.config.graph.searches and sent:
-        cues = search_cues(findings, len(rounds) + 1, len(sent))
+    named = {junior["author"]: junior["search"] for junior in hypotheses if junior["search"] not in searched}
+    if len(rounds) + 1 < context.config.graph.searches and named:
+        cues = search_cues(findings, len(rounds) + 1, len(named))
         candidates = Candidates(state["research_goal"], SEARCH_AGAIN, (), cues)
         with errors_of(SUPERVISOR):
             choice, preferred = _search_choice(candidates, context, len(rounds) + 1)
         recorded = {"choices": [*state.get("choices", []), {**_recorded(choice, preferred), "cues": cues}]}
         if choice.author == AGAIN:
+            first, *_ = named.values()
+            sent = {junior["author"]: named.get(junior["author"], first) for junior in hypotheses}
             return {**recorded, "searches": [*rounds, sent], "sender": SUPERVISOR}
     return {
         **recorded,

@@ -56,7 +56,7 @@ SEARCH_CUES: Mapping[str, float] = {
     "margin": 1,
     "maybe": 1,
     "rounds": 4,
-    "sent": 3,
+    "named": 3,
 }
 """The cues of `agents.findings.search_cues`, each with what counts as 1: all weights share one prior variance."""
 _MOST_QUOTES = 3

@@ -105,7 +105,8 @@ async def visits_by_study(
                 further = visit(role, shown, state, reading, number=number + place, attempt=attempt)
                 tasks.append(group.create_task(further))
     except ExceptionGroup as failures:
-        raise failures.exceptions[0] from None
+        first, *_ = failures.exceptions
+        raise first from first.__cause__
     turns += [task.result() for task in tasks]
     answers = [cast(Findings, answer) for answer, _ in turns]
     return Findings.joined(answers), [message for _, messages in turns for message in messages]

@@ -48,7 +48,7 @@ def reader(society_kit, *script, **broken):
     async def reads():
         messages = model.requests[-1].messages
         studies = list(dict.fromkeys(study for message in messages for study in shown(message)))
-        if failure := broken.get(studies[0]):
+        if failure := broken.pop(studies[0], None):
             raise failure
         first_round = "search" not in read_payload(messages[1])
         return {"findings": list(map(finding, studies)), "search": "drug" if first_round else ""}
@@ -57,9 +57,9 @@ def reader(society_kit, *script, **broken):
     return model
 
 
-async def run(society_kit, model, **graph):
-    society = society_kit.make(model, Library(), quotes="read", node_retries=0, graph={**COMBINE, **graph})
-    return await society.run(society_kit.brief, 1)
+async def run(society_kit, model, node_retries=0, **graph):
+    settings = {"quotes": "read", "node_retries": node_retries, "graph": {**COMBINE, **graph}}
+    return await society_kit.make(model, Library(), **settings).run(society_kit.brief, 1)
 
 
 async def test_the_first_visit_is_shown_the_first_study_of_each_search_and_every_other_has_a_visit(society_kit):
@@ -84,9 +84,22 @@ async def test_a_later_search_shows_what_was_not_read_if_it_finds_any(society_ki
     assert studies == {"s1", "s2", "s3", *read}
 
 
-async def test_a_study_that_cannot_be_read_ends_the_rollout_with_the_role_s_error(society_kit):
-    failures = {"s2": ModelError("the server answered 503")}
-    model = reader(society_kit, [(SEARCH, {"query": "1"})], READ, READ, READ, **failures)
-    with pytest.raises(RoleError) as caught:
-        await run(society_kit, model)
-    assert str(caught.value) == "Geneticist: the server answered 503"
+@pytest.mark.parametrize("retries", [0, 1])
+async def test_a_study_whose_call_fails_is_the_role_s_error_and_is_tried_again_as_others_are(society_kit, retries):
+    script = [[(SEARCH, {"query": "1"})], READ, READ, READ]
+    model = reader(society_kit, *script, *script, s2=ModelError("answered 503", retriable=True))
+    if retries:
+        state = await run(society_kit, model, node_retries=retries)
+        assert len(state["initial_hypotheses"][0]["findings"]) == 3
+    else:
+        with pytest.raises(RoleError) as caught:
+            await run(society_kit, model)
+        assert (str(caught.value), caught.value.role) == ("Geneticist: answered 503", "Geneticist")
+
+
+async def test_what_one_junior_has_read_of_the_others_search_for_too(society_kit):
+    model = reader(society_kit, [(SEARCH, {"query": "1"})], READ, READ, READ, [(SEARCH, {"query": "2"})], READ)
+    model.scripts["Pharmacologist"] = [{"findings": [], "search": ""}] * 2
+    state = await run(society_kit, model, searches=2, juniors=["Geneticist", "Pharmacologist"])
+    assert state["searches"] == [{"Geneticist": "drug", "Pharmacologist": "drug"}, {}]
+    assert read_payload(model.of("Pharmacologist")[1].messages[1])["search"] == "drug"

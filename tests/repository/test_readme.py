@@ -70,8 +70,8 @@ def test_the_file_tree_names_real_files() -> None:
 
 CONCEPTS = PAGES[ROOT / "docs/concepts.md"]
 NOUNS = (
-    *("task", "role", "visit", "slot", "rollout", "episode", "call", "finding", "policy", "phase", "bench", "stage", "branch"),
-    *("state", "guidance", "graph", "candidate", "gate", "score", "reward", "credit", "advantage"),
+    *("task", "role", "visit", "slot", "rollout", "episode", "call", "finding", "policy", "phase", "bench", "stage"),
+    *("branch", "state", "guidance", "graph", "candidate", "gate", "score", "reward", "credit", "advantage"),
     *("label", "answer", "decision"),
 )
 

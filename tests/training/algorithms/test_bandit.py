@@ -276,7 +276,7 @@ def test_search_cues_count_what_counts_and_its_points():
     findings = [finding("1", "yes"), finding("2", "yes"), finding("3", "no"), finding("4", "no", retracted=True)]
     cues = search_cues(findings, 1, 2)
     expected = {"findings": 4, "counting": 3, "points yes": 8, "points no": 4, "margin": 1 / 3, "maybe": 0}
-    assert cues == pytest.approx({**expected, "rounds": 1, "sent": 2})
+    assert cues == pytest.approx({**expected, "rounds": 1, "named": 2})
     nothing = search_cues([], 1, 1)
     assert (nothing["margin"], nothing["maybe"]) == (0, 1)
     rows = search_features(cues)
