@@ -31,7 +31,7 @@ class GraphConfig(ConfigSection):
         default=2,
         ge=1,
         le=10,
-        description="most rounds of searches: after the first a junior searches for another name that it has read of",
+        description="most rounds of searches: after the first juniors search for another name that one has read of",
     )
     refine: bool = Field(default=True, description="the hypothesis refiner works on the chosen hypothesis")
     design: bool = Field(default=True, description="the protocol designer plans an experiment, which is what is scored")
