@@ -66,7 +66,7 @@ class Findings(Answer):
     """A junior's findings. `search` is another name of the treatment, or a word of it, to search for next; empty if it
     read of none."""
 
-    findings: Annotated[list[StudyFinding], Field(max_length=MOST_STUDIES)]
+    findings: list[StudyFinding]
     search: Name
 
     @classmethod

@@ -85,15 +85,14 @@ async def visits_by_study(
 
     The first one searches, and is shown the first study of each search. The others are given a further study each,
     without tools, and are made at the same time: beside others a small model overlooks what is wrong with a study.
-    What the role has read in earlier visits is shown again only where a search finds nothing else.
+    What the role has read in earlier visits is not shown again.
 
     Raises:
         RoleError, ModelError: As `visit` does, of the first visit that fails. The others are broken off.
     """
     earlier = {passage["id"] for passage in passages_read(state["messages"].get(role.name, ()))}
     tools = _FirstPassages(context.toolbox, earlier)
-    searching = replace(context, toolbox=tools)
-    turns = [await visit(role, inputs, state, searching, number=number, attempt=attempt)]
+    turns = [await visit(role, inputs, state, replace(context, toolbox=tools), number=number, attempt=attempt)]
     read = earlier | {passage["id"] for passage in passages_read(turns[0][1])}
     unread = {passage.id: passage.text for passage in tools.others if passage.id not in read}
     reading = replace(context, tools={**context.tools, role.name: ()})
@@ -113,7 +112,7 @@ async def visits_by_study(
 
 
 class _FirstPassages:
-    """Tools that show only the first passage of each result: of those that are not `read` already, if there is one.
+    """Tools that show only the first passage of each result that is not `read` already.
 
     The `others` are in the order of the calls.
     """
@@ -134,6 +133,7 @@ class _FirstPassages:
         place = len(self._others)
         self._others.append(())
         result = await self._tools.call(name, arguments, brief=brief)
-        unread_first = sorted(result.passages, key=lambda passage: passage.id in self._read)
-        self._others[place] = unread_first[1:]
-        return replace(result, passages=tuple(unread_first[:1]))
+        unread = tuple(passage for passage in result.passages if passage.id not in self._read)
+        self._others[place] = unread[1:]
+        note = result.note if unread or not result.passages else "all that was found has been read already"
+        return replace(result, passages=unread[:1], note=note)

@@ -134,10 +134,10 @@ def states_of(episode: Episode, roles: Sequence[str], task: ResearchTask | None 
         return []
     held = episode.in_memory()
     answered = {(call.role, call.visit): call for call in held.calls(roles) if call.outcome}
-    visits = [visit for visit in held.conversations(roles) if visit.parsed]
-    first = [(visit.role, visit.visit, visit) for visit in visits if visit.visit == 1 or "findings" in visit.answer]
+    visits = [visit for visit in held.conversations(roles) if visit.visit == 1 or "findings" in visit.answer]
     # What a second model answered (`society.fallback`) is nobody's state.
-    asked_again = [(answered[role, number], visit) for role, number, visit in first if (role, number) in answered]
+    answers = [(answered.get((visit.role, visit.visit)), visit) for visit in visits if visit.parsed]
+    asked_again = [(call, visit) for call, visit in answers if call is not None]
     return [State(episode.on_disk(), call, visit, *_key(call, record, task)) for call, visit in asked_again]
 
 
