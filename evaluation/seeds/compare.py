@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from evaluation.baselines.simple import MAP_REDUCE
 from evaluation.measures.metrics import MACRO_F1
 from evaluation.measures.statistics import (
     Mean,
@@ -20,7 +21,6 @@ from evaluation.measures.statistics import (
     bootstrap_statistic,
     f1_rows,
     macro_f1_of_totals,
-    unseen_share,
 )
 from evaluation.records.plan import ALONE
 from evaluation.records.study import BASE
@@ -32,6 +32,7 @@ from evaluation.seeds.crossed import (
     mean_of_runs,
     over_data_seeds,
     probability_of_improvement,
+    unless_unseen,
 )
 from evaluation.seeds.runs import FINAL, Key, SeedRun, by_data_seed, by_task
 
@@ -54,12 +55,14 @@ class Pair:
         before: A stage ("base", "final", a phase, "only-<phase>") or a baseline's name.
         kind: "whole" for base and final, "sequence" for a phase beside what was live before it, "alone" for a single
             policy beside the base, "baseline" for a baseline beside the final society.
+        studies: Only on the tasks that so many studies answer; None for all.
     """
 
     before: str
     after: str
     kind: Kind
     title: str
+    studies: int | None = None
 
 
 def build(runs: Sequence[SeedRun]) -> dict[str, Any]:
@@ -100,15 +103,19 @@ def build(runs: Sequence[SeedRun]) -> dict[str, Any]:
 
 
 def pairs_of(runs: Sequence[SeedRun]) -> list[Pair]:
-    """The comparisons: the whole run, each phase in the sequence, each alone, each baseline with the final stage."""
+    """The comparisons: the whole run, each phase in the sequence, each alone, each baseline with the final stage, and
+    the baseline that divides the evidence also for each number of studies."""
     phases = list(dict.fromkeys(phase for run in runs for phase in run.phases if phase in run.learning))
     baselines = dict.fromkeys(name for run in runs for name in run.report["baselines"])
     steps = zip([BASE, *phases], phases, strict=False)
+    counts = sorted({task.get("studies") or 0 for run in runs for task in run.report["plan"]["tasks"]} - {0})
+    dividing = [name for name in baselines if name.partition("@")[0] == MAP_REDUCE and len(counts) > 1]
     return [
         *([Pair(BASE, FINAL, "whole", "the whole run")] if phases else []),
         *(Pair(before, after, "sequence", f"of it, added by {after}") for before, after in steps),
         *(Pair(BASE, f"{ALONE}{phase}", "alone", f"{phase} alone") for phase in phases),
         *(Pair(name, FINAL, "baseline", f"the end against {name}") for name in baselines),
+        *(Pair(name, FINAL, "baseline", f"... {name}, {n} studies", n) for name in dividing for n in counts),
     ]
 
 
@@ -160,7 +167,8 @@ def _row(pair: Pair, runs: Sequence[SeedRun], metric: str, settings: Mapping[str
     tables = [[_table(pair, run, metric) for run in group] for group in groups.values()]
     if not all(table for group in tables for table in group):
         return None
-    matrices = [_matrices(list(_tasks(group)), table) for group, table in zip(groups.values(), tables, strict=True)]
+    names = [_tasks(group, pair.studies) for group in groups.values()]
+    matrices = [_matrices(tasks, table) for tasks, table in zip(names, tables, strict=True)]
     arrays = [_mean_rows(before, after) for before, after in matrices]
     share = runs[0].report["metrics"][metric]["unit"] == "share"
     row = _figures(groups, arrays, _mean_difference, _mean_side, settings, pair if share else None)
@@ -226,24 +234,19 @@ def _of_tasks(row: Numbers, difference: Statistic, run: SeedRun) -> Mean:
 def _unless_unseen(
     interval: dict[str, Any], runs: Sequence[SeedRun], shares: Pair | None, settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The figures. If two stages differ on no task, with the bound of the share of tasks that may still differ.
-
-    Resampling could only repeat the zeros. Two names of the same stage have no difference and no interval.
-    """
-    if shares is None or interval["low"] is None or not interval["low"] == interval["high"] == 0:
+    """The figures, by `unless_unseen`. Two names of the same stage have no difference and no interval."""
+    if shares is None or all(run.stage(shares.before) == run.stage(shares.after) for run in runs):
         return interval
-    if all(run.stage(shares.before) == run.stage(shares.after) for run in runs):
-        return interval
-    unseen = unseen_share(interval["tasks"] if "tasks" in interval else interval["n"], settings["confidence"])
-    return {**interval, "low": -unseen, "high": unseen}
+    return unless_unseen(interval, settings["confidence"])
 
 
 def _bootstrap(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: settings[key] for key in ("confidence", "resamples")} | {"seed": 0}
 
 
-def _tasks(group: Sequence[SeedRun]) -> list[str]:
-    return list(dict.fromkeys(task for run in group for task in run.tasks))
+def _tasks(group: Sequence[SeedRun], studies: int | None = None) -> list[str]:
+    tasks = [task for run in group for task in run.report["plan"]["tasks"]]
+    return list(dict.fromkeys(task["id"] for task in tasks if studies in (None, task.get("studies"))))
 
 
 def _table(pair: Pair, run: SeedRun, metric: str) -> Table:

@@ -25,14 +25,14 @@ Data seeds are strata: each has its own tasks and runs, and is in every resample
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import sqrt
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 from scipy.stats import trim_mean
 
-from evaluation.measures.statistics import Numbers, Statistic
+from evaluation.measures.statistics import Numbers, Statistic, unseen_share
 
 TRIMMED = 0.25
 """Share of the scores that the interquartile mean leaves out at either end."""
@@ -169,6 +169,17 @@ def crossed_interval(
     quantile = (a * quantiles[0] + b * quantiles[1]) / (a + b) if has_spread else max(quantiles)
     half = quantile * sqrt(variance)
     return Interval(value, value - half, value + half, runs, tasks, sqrt(a), sqrt(b))
+
+
+def unless_unseen(interval: dict[str, Any], confidence: float) -> dict[str, Any]:
+    """The figures of a share; if it differs on no task, with the bound of the share of tasks that may still differ.
+
+    Resampling could only repeat the zeros.
+    """
+    if interval["low"] is None or not interval["low"] == interval["high"] == 0:
+        return interval
+    unseen = unseen_share(interval["tasks"] if "tasks" in interval else interval["n"], confidence)
+    return {**interval, "low": -unseen, "high": unseen}
 
 
 def over_data_seeds(estimates: Sequence[float], *, confidence: float) -> tuple[float, float] | None:

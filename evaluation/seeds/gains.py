@@ -12,9 +12,9 @@ import numpy as np
 
 from evaluation.causes.blame import share_of_totals, shares_by_task
 from evaluation.causes.shapley import METRICS, shapley_values
-from evaluation.measures.statistics import Numbers, unseen_share
+from evaluation.measures.statistics import Numbers
 from evaluation.records import coalitions
-from evaluation.seeds.crossed import crossed_interval, mean_of_runs
+from evaluation.seeds.crossed import crossed_interval, mean_of_runs, unless_unseen
 from evaluation.seeds.runs import SeedRun, by_data_seed, by_task
 
 TOGETHER = "all together"
@@ -37,16 +37,15 @@ def shapley(runs: Sequence[SeedRun]) -> dict[str, dict[str, Any]]:
     for metric in METRICS:
         by_run = {run.name: _values(run, metric) for run in having if metric in run.report["metrics"]}
         valued_runs = [run for run in having if by_run.get(run.name, {}).get(TOGETHER)]
-        if valued_runs:
-            rows[metric] = {
-                phase: _unless_unseen(
-                    _pooled(valued_runs, lambda run, phase=phase, by_run=by_run: by_run[run.name][phase]),
-                    phase,
-                    metric,
-                    valued_runs,
-                )
-                for phase in (*phases, TOGETHER)
-            }
+        if not valued_runs:
+            continue
+        first = valued_runs[0].report
+        learned = {phase for run in valued_runs if run.learned for phase in (*run.learned, TOGETHER)}
+        for phase in (*phases, TOGETHER):
+            figures = _pooled(valued_runs, lambda run, phase=phase, by_run=by_run: by_run[run.name][phase])
+            if first["metrics"][metric]["unit"] == "share" and phase in learned:
+                figures = unless_unseen(figures, first["settings"]["confidence"])
+            rows.setdefault(metric, {})[phase] = figures
     return rows
 
 
@@ -85,19 +84,6 @@ def _pooled(runs: Sequence[SeedRun], of: Callable[[SeedRun], ByTask]) -> dict[st
         **interval.dump(),
         "per_run": [{"run": name, "value": score} for name, score in zip(names, scores, strict=True)],
     }
-
-
-def _unless_unseen(interval: dict[str, Any], phase: str, metric: str, runs: Sequence[SeedRun]) -> dict[str, Any]:
-    """The figures. A phase that changed no answer on any task may still change some: then with the bound of these.
-
-    Resampling could only repeat the zeros.
-    """
-    changeable = any(phase in run.learned or (phase == TOGETHER and run.learned) for run in runs)
-    share = runs[0].report["metrics"][metric]["unit"] == "share"
-    if not (share and changeable) or interval["low"] is None or not interval["low"] == interval["high"] == 0:
-        return interval
-    unseen = unseen_share(interval["tasks"], runs[0].report["settings"]["confidence"])
-    return {**interval, "low": -unseen, "high": unseen}
 
 
 class _Zeros(dict[str, ByTask]):

@@ -107,7 +107,7 @@ class SeedRun:
         If the gate rolled a phase back, the stage after it is the one that stayed live, and "only-<phase>" is the base.
 
         Args:
-            wanted: "base", "final", a phase, or "only-<phase>".
+            name: "base", "final", a phase, or "only-<phase>".
         """
         if name == FINAL:
             whole = len(self.sequence) > 1 or all(
