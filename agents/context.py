@@ -3,17 +3,15 @@
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from agents.tools.result import Tools
 from agents.visit.record import Observer, Operation
 from chimera.config.sections.graph import GraphConfig
 from chimera.config.sections.society import Guidance, SocietyConfig
 from chimera.core.types import Brief
 from chimera.run.policies import BY_MODEL
 from chimera.serving.client import Model
-
-if TYPE_CHECKING:
-    from agents.tools.result import ToolResult
 
 Evaluator = Callable[[Mapping[str, Any], Brief], Awaitable[Mapping[str, Any]]]
 """Scores a finished state; its result becomes `final_evaluation`."""
@@ -34,18 +32,6 @@ class LearnedSociety:
 
 
 AS_CONFIGURED = LearnedSociety()
-
-
-class Tools(Protocol):
-    """The part of `agents.tools.toolbox.Toolbox` that roles use."""
-
-    def specs(self, names: Sequence[str]) -> list[dict[str, Any]]:
-        """The OpenAI tool schemas of `names`."""
-        ...
-
-    async def call(self, name: str, arguments: Mapping[str, Any], *, brief: Brief) -> "ToolResult":
-        """Run one tool; failures are results, not exceptions."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from agents.routing import effective_severity, revisions_allowed, worst_severity
 from agents.schemas import Answer, FinalDecision
 from agents.state import ResearchState, Update, check_fields
 from agents.supervisor import supervisor_node
-from agents.tools.sources import SourceText, given_sources, sources_seen, sources_within
 from agents.visit.rules import broken
+from agents.visit.sources import SourceText, given_sources, sources_seen, sources_within
 from agents.visit.visits import Inputs, attempt_of, errors_of, visit, visits, visits_by_study
 from chimera.config.roles import JUDGE, JUNIORS
 from chimera.core.errors import ChimeraError, RoleError

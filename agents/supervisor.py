@@ -18,8 +18,8 @@ from agents.findings import AGAIN, COMBINED, SEARCH_AGAIN, concluded, gathered, 
 from agents.roles import ROLES, SUPERVISOR
 from agents.schemas import Selection, selection_of
 from agents.state import ResearchState, Update
-from agents.tools.sources import sources_seen
 from agents.visit.prompting import Message
+from agents.visit.sources import sources_seen
 from agents.visit.visits import attempt_of, errors_of, visit, visits
 from chimera.config.roles import JUNIORS
 from chimera.core.errors import RoleError

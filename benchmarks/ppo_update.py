@@ -29,7 +29,7 @@ from chimera.data.generated.tasks import generate
 from chimera.serving.embedded.checkpoint import locate
 from training.ppo.engine.batch import Sample
 from training.ppo.engine.update import PpoEngine
-from training.ppo.settings import PpoSettings
+from training.ppo.verl.settings import PpoSettings
 
 PARTS = ("log-probs", "training", "whole", "whole, CPU")
 PEERS, PROMPT_TOKENS, RESPONSE_TOKENS = 4, (250, 550), (40, 160)

@@ -92,7 +92,7 @@ def make_tokenizer(folder: Path, vocabulary: Path | None) -> dict[str, int]:
     from transformers import PreTrainedTokenizerFast
     from transformers.convert_slow_tokenizer import TikTokenConverter
 
-    from chimera.serving.embedded.checkpoint import NANO
+    from chimera.config.sections.bundled import NANO
 
     if vocabulary is None:
         plain = Tokenizer.from_file(str(NANO / "tokenizer.json"))

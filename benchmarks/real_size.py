@@ -388,7 +388,7 @@ def _ppo(folder: Path, load: Load, rank: int) -> dict[str, Any]:
 
     from training.ppo.engine.batch import Sample
     from training.ppo.engine.update import PpoEngine
-    from training.ppo.settings import PpoSettings
+    from training.ppo.verl.settings import PpoSettings
 
     settings = PpoSettings(lora_rank=rank, ppo_mini_batch_size=load.calls, ppo_max_token_len_per_gpu=512)
     samples = [

@@ -259,10 +259,10 @@ def answer(
     Returns:
         0, or `WITHHELD` if no source supports an answer, or `WAITS` if a person has to confirm the decision.
     """
+    from chimera.config.sections.bundled import toy_parts
     from chimera.core.secrets import load_secrets
     from chimera.run.policies import learned_slots, live
     from chimera.run.seals import checked
-    from chimera.serving.bundled import toy_parts, warning
     from chimera.show.card import show
     from evaluation.conduct.asked import AskOutcome
     from evaluation.conduct.kept import Kept
@@ -279,7 +279,7 @@ def answer(
         saved = Kept.create(config, question.brief, run.name if run else None)
     try:
         if toys:
-            show(console, warning(toys, "below"))
+            show(console, _warning(toys, "below"))
         show(console, _about(question, config, library.searched, run, learned))
         with open_society(config, library, learning=learned_slots(run.events()) if run else set()) as society:
             policies = _put_live(run, config, society.servers, learned) if run else {}
@@ -290,7 +290,7 @@ def answer(
         _close(outcome, question, config, console, saved)
     finally:
         if toys:
-            show(console, warning(toys, "above"))
+            show(console, _warning(toys, "above"))
     if out is not None:
         out(outcome.result(saved.name if saved else None))
     return WAITS if outcome.waits else WITHHELD if outcome.withheld else 0
@@ -312,6 +312,18 @@ def _run(work: "Coroutine[Any, Any, None]") -> None:
         asyncio.run(watched())
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
+
+
+def _warning(parts: list[str], where: str) -> "Card":
+    """That the bundled model is a toy. `where` is "below" before the society's work and "above" after it."""
+    from chimera.show.card import Card
+
+    lines = (
+        ("it plays", ", ".join(parts)),
+        ("so", f"it does not understand medicine. Do not act on anything {where}: ask a doctor"),
+        ("instead", "name a real model: models.junior.path=FOLDER, or --config configs/endpoint.yaml"),
+    )
+    return Card("WARNING: the bundled model is a toy that knows invented studies only", lines, "red3")
 
 
 def _about(question: Asked, config: "Config", searched: str, run: "Run | None", learned: "Sequence[Policy]") -> "Card":

@@ -62,10 +62,10 @@ def examine(config: "Config", tell: "Tell") -> None:
     Raises:
         ConfigError: A setting is wrong, such as a model's folder.
     """
+    from chimera.config.sections.bundled import unread
     from chimera.core.errors import DataError
     from chimera.core.secrets import load_secrets
     from chimera.data.tasks import load
-    from chimera.serving.bundled import unread
     from evaluation.probes.machine import machine_findings
     from evaluation.probes.probed import Level, Probed
 

@@ -65,7 +65,7 @@ def main(argv: list[str]) -> int | None:
 
     from chimera.run.seals import seal
     from chimera.show.next import after_evaluation, print_next
-    from evaluation.records.recorded import load_study
+    from evaluation.conduct.recorded_study import load_study
     from training.watch.view import make_view
 
     console = Console(highlight=False)

@@ -282,7 +282,7 @@ def role_settings(name: str, config: "Config", learned: "Guided | None" = None) 
 
 
 def _card(learned: LearnedRole, command: str) -> str:
-    from chimera.serving.bundled import is_bundled
+    from chimera.config.sections.bundled import is_bundled
     from chimera.show.model_card import CardFacts, model_card
 
     run, config, model = learned.run, learned.config, learned.config.models[learned.slot]
@@ -358,7 +358,7 @@ predict.load_state(json.load(open("FOLDER/{DSPY_FILE}")))
 
 def _base(model: "ModelConfig") -> str:
     """The model that training began with."""
-    from chimera.serving.embedded.checkpoint import BUNDLED
+    from chimera.config.sections.bundled import BUNDLED
 
     if not model.has_weights:
         return f"{model.model}, by its server" if model.model else "a rubric"
@@ -385,7 +385,8 @@ def _data(config: "Config", report: Mapping[str, Any] | None) -> str:
 
 def licence_of(path: str) -> str | None:
     """The licence of a base model: MIT for the bundled one, or what the model card in its folder says; else None."""
-    from chimera.serving.embedded.checkpoint import BUNDLED, locate
+    from chimera.config.sections.bundled import BUNDLED
+    from chimera.serving.embedded.checkpoint import locate
     from chimera.serving.embedded.sources.named import NAMED
 
     if path in BUNDLED:

@@ -22,7 +22,7 @@ def main(argv: list[str]) -> int | None:
     from rich.console import Console
 
     from chimera.core.secrets import load_secrets
-    from evaluation.records.rollout_index import find, recorded_rollouts
+    from evaluation.traces.rollout_index import find, recorded_rollouts
 
     run = _run(arguments)
     load_secrets(run.config.secret_names())  # `redact` then hides them in all output.
@@ -143,8 +143,8 @@ def _row(record: "RolloutRecord") -> tuple[str, ...]:
 
 def _show(console: "Console", run: "Run", record: "RolloutRecord", arguments: argparse.Namespace) -> None:
     """Show one rollout on the terminal or write it as a page."""
-    from evaluation.records.rollout_index import read_tree
     from evaluation.traces.conversation import LearnedTokens
+    from evaluation.traces.rollout_index import read_tree
 
     tree = read_tree(run, record)
     needs_tokens = arguments.tokens or arguments.html is not None

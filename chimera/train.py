@@ -56,6 +56,7 @@ def main(argv: list[str]) -> int | None:
 
     gc.disable()  # The collector would look through all that is loaded again and again: a third of the imports' time.
     from agents.person import check_unattended
+    from chimera.config.sections.bundled import unread
     from chimera.config.trust import options_to_use
     from chimera.core.machine import allow_files
     from chimera.core.secrets import load_secrets
@@ -64,7 +65,6 @@ def main(argv: list[str]) -> int | None:
     from chimera.run.chain import head
     from chimera.run.directory import LEDGER, TRIAL, Run, is_trial
     from chimera.run.seals import seal
-    from chimera.serving.bundled import unread
     from chimera.serving.embedded.checkpoint import check_trainable, locate
     from chimera.serving.process import check_models
     from chimera.show.next import after_interruption, after_training, print_next

@@ -10,8 +10,8 @@ from record_kit import answered
 from agents.roles import ROLES
 from agents.visit.prompting import opening
 from agents.visit.record import ModelCall, dump
+from chimera.config.sections.bundled import NANO
 from chimera.run.directory import Run
-from chimera.serving.embedded.checkpoint import NANO
 from evaluation.traces import spans
 from training.tune.render import Renderer
 

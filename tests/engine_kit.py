@@ -4,8 +4,8 @@ import numpy as np
 
 from chimera.serving.embedded.checkpoint import load_checkpoint
 from training.ppo.engine.batch import Sample
-from training.ppo.settings import DEFAULTS, PpoSettings
 from training.ppo.verl.runtime import no_progress_bars
+from training.ppo.verl.settings import DEFAULTS, PpoSettings
 
 
 def ppo_settings(**options):

@@ -5,7 +5,7 @@ import json
 from hashlib import sha256
 
 from chimera.run.chain import link, read_chain
-from evaluation.records.recorded import load_study
+from evaluation.conduct.recorded_study import load_study
 from evaluation.records.study import Plan
 from evaluation.report.build import build
 from evaluation.report.files import write_report

@@ -25,7 +25,7 @@ from typing import Any, Literal
 from chimera.config.tree import Config
 from evaluation.measures.comparison import Comparison
 from evaluation.measures.gated import GATED, as_gate
-from evaluation.measures.paired import sign_test
+from evaluation.measures.statistics import sign_test
 from evaluation.records.rollouts import RolloutRecord
 
 Verdict = Literal["better", "non-inferior", "no difference shown", "past the margin", "worse"]

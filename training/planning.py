@@ -22,11 +22,11 @@ from chimera.core.files import read_json_object
 from chimera.serving.devices import decoding_processes
 from chimera.serving.embedded.checkpoint import BYTES, locate
 from chimera.serving.embedded.sources.shapes import FAMILIES, expected_tensors, read_shape
+from chimera.serving.sharing import share
 from chimera.serving.vllm.adapters import BESIDE
-from chimera.serving.vllm.sharing import share
 from training.learning.fine_tuning import TuneSettings
 from training.model.chunked_head import LOGITS
-from training.ppo.settings import PpoSettings
+from training.ppo.verl.settings import PpoSettings
 
 GB, MB = 2**30, 2**20
 FLOAT32 = 4

@@ -1,9 +1,11 @@
-"""The result of one tool call."""
+"""The result of one tool call, and what calls tools."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from agents.tools.text.passages import Passage
+from chimera.core.types import Brief
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +32,15 @@ class ToolResult:
             return {"error": self.error}
         results = [{"id": passage.id, "text": passage.text} for passage in self.passages]
         return {"results": results, "note": self.note} if self.note else {"results": results}
+
+
+class Tools(Protocol):
+    """The part of `agents.tools.toolbox.Toolbox` that roles use."""
+
+    def specs(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        """The OpenAI tool schemas of `names`."""
+        ...
+
+    async def call(self, name: str, arguments: Mapping[str, Any], *, brief: Brief) -> ToolResult:
+        """Run one tool; failures are results, not exceptions."""
+        ...

@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agents.context import Tools
-from agents.tools.result import ToolResult
+from agents.tools.result import ToolResult, Tools
 from agents.tools.text.passages import Passage
 from chimera.core.types import Brief
 

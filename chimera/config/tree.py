@@ -176,7 +176,7 @@ class Config(ConfigSection):
 
     def deaf(self, role: str) -> str | None:
         """Why guidance changes nothing in what `role` says; None if it may."""
-        from chimera.serving.bundled import heeds_guidance
+        from chimera.config.sections.bundled import heeds_guidance
 
         slot = self.slot(role)
         model = self.models[slot]

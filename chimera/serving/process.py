@@ -27,7 +27,7 @@ from chimera.processes.children import STOP_SECONDS, Command, stop
 from chimera.serving.client import NO_KEY, Endpoint
 from chimera.serving.embedded.checkpoint import check_checkpoint, check_trainable, locate
 from chimera.serving.embedded.service import CANDIDATE
-from chimera.serving.vllm.sharing import share
+from chimera.serving.sharing import share
 
 SERVER = "chimera.serving.embedded.__main__"
 VLLM_FRONT = "chimera.serving.vllm.__main__"
@@ -415,7 +415,7 @@ def _known_key(setting: str, variable: str, secrets: Mapping[str, str]) -> str:
 
 
 def _endpoint(base_url: str, name: str, api_key: str, model: ModelConfig) -> Endpoint:
-    from chimera.serving.bundled import is_bundled
+    from chimera.config.sections.bundled import is_bundled
 
     return Endpoint(
         base_url=base_url,

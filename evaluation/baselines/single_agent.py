@@ -5,10 +5,10 @@ from typing import Any, Protocol, Unpack
 
 from agents.findings import MOST_FINDINGS
 from agents.roles import ROLES
-from agents.tools.sources import SourceText, given_sources
 from agents.visit.prompting import Message, opening
 from agents.visit.quoting import answer_format, quotable
 from agents.visit.react import read_answer
+from agents.visit.sources import SourceText, given_sources
 from chimera.config.roles import JUNIORS
 from chimera.config.sections.society import Quotes
 from chimera.core.errors import ModelError, UnreachableError

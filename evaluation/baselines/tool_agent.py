@@ -5,8 +5,8 @@ from typing import cast
 from agents.context import Evaluator, RunContext, SupervisorChoice, Tools
 from agents.roles import form_of
 from agents.state import ResearchState
-from agents.tools.sources import given_sources
 from agents.visit.record import CallRecord, count, no_operation
+from agents.visit.sources import given_sources
 from agents.visit.visits import visit
 from chimera.config.roles import OWN_TOOLS, RolesConfig
 from chimera.config.tree import Config

@@ -40,15 +40,16 @@ from evaluation.baselines.tool_agent import tool_agent
 from evaluation.baselines.votes import affordable, with_consistency
 from evaluation.causes.blame import examined
 from evaluation.conduct.at_once import at_once
-from evaluation.conduct.progress import ProgressView
+from evaluation.conduct.recorded_study import baseline_answers
 from evaluation.conduct.repairs import Repairs
-from evaluation.records.recorded import baseline_answers, own_phase, recorded, repaired, repairs_phase, side_file
+from evaluation.records.recorded import own_phase, recorded, repaired, repairs_phase, side_file
 from evaluation.records.repairs import Repair
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from evaluation.records.study import GATE, BaselineAnswer, Judged, Plan, Stage
 from evaluation.rollout.answering import answering
 from evaluation.rollout.crew import Crew, new_id
 from evaluation.rollout.live import Live
+from evaluation.rollout.progress import ProgressView
 from evaluation.rollout.worker import Job, SocietyWorker
 from evaluation.scores.auditor import Auditor
 from evaluation.scores.canaries import Work, canaries_of

@@ -15,10 +15,11 @@ from agents.person import SKIP, PersonVerdict
 from agents.saver import open_saver
 from agents.society import WAITS, Saved, Society
 from agents.tools.source_log import SourceLog
-from agents.tools.sources import given_sources
 from agents.tools.text.passages import Passage
 from agents.tools.toolbox import build_toolbox
+from agents.visit.sources import given_sources
 from chimera.config.roles import JUDGE, tool_name
+from chimera.config.sections.bundled import toy_parts
 from chimera.config.tree import Config
 from chimera.core.cli import keep_direct
 from chimera.core.errors import ChimeraError
@@ -26,7 +27,6 @@ from chimera.core.machine import lasting_folder
 from chimera.core.secrets import load_secrets
 from chimera.core.types import Brief, Source
 from chimera.data.tasks import Document, load
-from chimera.serving.bundled import toy_parts
 from chimera.serving.client import HttpModel
 from chimera.serving.process import ModelServers, serve
 from chimera.show.ask import cards, source_lines

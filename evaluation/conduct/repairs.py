@@ -21,10 +21,10 @@ from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from evaluation.records.study import Stage
 from evaluation.rollout.crew import Crew
 from evaluation.rollout.make import Start
+from evaluation.rollout.replay import Replay
 from evaluation.rollout.worker import Job
 from evaluation.traces import spans
 from evaluation.traces.calls import last_outcome, model_calls
-from evaluation.verify.replay import Replay
 
 
 class GivenChoice:

@@ -26,7 +26,6 @@ from evaluation.measures.metrics import (
     metrics_of,
     values_of,
 )
-from evaluation.measures.paired import sign_test
 from evaluation.measures.statistics import (
     Numbers,
     bootstrap_mean,
@@ -38,6 +37,7 @@ from evaluation.measures.statistics import (
     minimum_detectable_effect,
     of_all,
     resampled,
+    sign_test,
     unseen_share,
 )
 from evaluation.measures.verdicts import NON_INFERIOR, NOT_SHOWN, Verdict, margins, verdict

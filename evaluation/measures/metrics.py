@@ -28,6 +28,8 @@ Value = Callable[[RolloutRecord], float | None]
 TaskAnswers = Mapping[str, Sequence[Label | None]]
 """Answers by task id, one for each repeat; None is no answer."""
 
+PART = "part_"
+"""Begins the names of metrics that are parts of the reward."""
 MACRO_F1 = "macro_f1"
 OF_ANSWERS = ("alignment", MACRO_F1, "decision_alignment", "decision_two_way")
 """Metrics of answers and decisions, in which a failed rollout is a miss."""
@@ -235,7 +237,7 @@ def _fits(measure: Callable[[Decision, Label], bool]) -> Value:
 
 def _part(name: str) -> Metric:
     title = f"reward part: {part_title(name)}"
-    return Metric(f"part_{name}", title, "points", 1, False, lambda record: record.parts.get(name))
+    return Metric(f"{PART}{name}", title, "points", 1, False, lambda record: record.parts.get(name))
 
 
 def _criterion(name: str) -> Metric:

@@ -5,22 +5,22 @@ function of totals over tasks (the sum of one row of numbers per task). Means an
 a resample one matrix product.
 
 Sources: Efron and Tibshirani 1993 (bootstrap), Hesterberg 2015 (expanded percentiles), Noreen 1989 and Yeh 2000
-(exchange test), Holm 1979 (correction), Clopper and Pearson 1934 (the bound where no task differs).
+(exchange test), McNemar 1947 (sign test), Holm 1979 (correction), Clopper and Pearson 1934
+(the bound where no task differs).
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from math import sqrt
+from math import comb, sqrt
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import root_scalar
-from scipy.special import nctdtr, stdtrit
+from scipy.special import nctdtr, ndtr, stdtrit
 
 from chimera.core.types import Label
-from evaluation.measures.paired import expanded_percentiles
 
 Numbers: TypeAlias = NDArray[np.float64]
 Statistic: TypeAlias = Callable[[Numbers], Numbers]
@@ -251,3 +251,23 @@ def _times_drawn(n: int, resamples: int, seed: int) -> Numbers:
 @lru_cache(maxsize=4)
 def _exchanged(n: int, permutations: int, seed: int) -> NDArray[np.bool_]:
     return np.random.default_rng(seed).integers(2, size=(permutations, n), dtype=np.uint8).astype(bool)
+
+
+def expanded_percentiles(drawn: NDArray[np.float64], n: int, confidence: float) -> tuple[float, float]:
+    """The two ends of a bootstrap interval, from the statistic of each resample of `n` cases, `n` at least 2.
+
+    The ends are expanded percentiles (Hesterberg 2015, section 4.3). Plain percentiles are too narrow for small
+    samples: the bootstrap's variance is biased, and they correspond to a normal interval instead of Student's.
+    """
+    tail = float(ndtr(np.sqrt(n / (n - 1)) * stdtrit(n - 1, (1 - confidence) / 2)))
+    low, high = np.quantile(drawn, [tail, 1 - tail])
+    return float(low), float(high)
+
+
+def sign_test(gained: int, lost: int) -> float:
+    """Two-sided exact p-value of the hypothesis that gains and losses are equally likely (McNemar's exact test).
+
+    Pairs without a change do not count.
+    """
+    n, smaller = gained + lost, min(gained, lost)
+    return min(1.0, 2 * sum(comb(n, k) for k in range(smaller + 1)) / 2**n)

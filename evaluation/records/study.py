@@ -1,7 +1,7 @@
 """One evaluation as data: its tasks and stages, and everything that was recorded for it.
 
 A report is a pure function of a study, and a study is read from the run directory alone
-(`evaluation.records.recorded`), so that every number of a report can be computed again later.
+(`evaluation.conduct.recorded_study`), so that every number of a report can be computed again later.
 """
 
 from collections.abc import Collection, Mapping

@@ -10,10 +10,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from evaluation.records.rollout_index import read_tree
 from evaluation.records.study import Plan, Study
 from evaluation.report.formats import slug
 from evaluation.traces.conversation import page
+from evaluation.traces.rollout_index import read_tree
 
 FOLDER = "rollouts"
 """Folder of the pages, below the report's."""

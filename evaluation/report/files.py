@@ -1,4 +1,4 @@
-"""Writes the report of a study: numbers, drawings, and the files that show them, each replaced as a whole."""
+"""Writes and reads the report of a study: numbers, drawings, and the files that show them, each replaced as a whole."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from chimera.core.errors import RunError
-from chimera.core.files import replace_file
+from chimera.core.files import parse_json, replace_file
 from chimera.run.environment import describe_code
-from evaluation.conduct.progress import ProgressView
 from evaluation.measures.official import predictions, unanswered, write_predictions
 from evaluation.records.study import Study
 from evaluation.report import content
@@ -18,6 +17,7 @@ from evaluation.report.build import build, compare_all
 from evaluation.report.conversations import linked, write_conversations
 from evaluation.report.plots.base import draw_all
 from evaluation.report.spreadsheet import METRICS, ROLLOUTS, metrics_csv, rollouts_csv
+from evaluation.rollout.progress import ProgressView
 
 DATA, TEXT, PAGE = "report.json", "report.md", "index.html"
 PREDICTIONS, MISSING = "predictions.json", "predictions_missing.json"
@@ -104,6 +104,34 @@ def publish_predictions(study: Study, folder: Path) -> Path:
     if missing := unanswered(study.plan, answers):
         write_predictions(folder / MISSING, missing)
     return path
+
+
+def read_report(report_file: Path) -> dict[str, Any]:
+    """The report in a file, or in the report.json of a folder.
+
+    Raises:
+        RunError: It cannot be read, or is no JSON object.
+    """
+    file = report_file_in(report_file)
+    try:
+        report = parse_json(file.read_bytes())
+    except OSError as error:
+        raise RunError(
+            f"report {file} cannot be read ({error.strerror}): name its folder, such as runs/NAME/report"
+        ) from error
+    except ValueError as error:
+        raise RunError(f"report {file} is not JSON: {error}") from error
+    if not isinstance(report, dict):
+        raise RunError(f"report {file} holds a {type(report).__name__}, not a JSON object: it is no report")
+    return report
+
+
+def report_file_in(place: Path) -> Path:
+    """The report.json at `place`: a file, a report's folder, or a run with one in `report/`."""
+    if not place.is_dir():
+        return place
+    of_run = place / "report" / DATA
+    return of_run if of_run.is_file() and not (place / DATA).exists() else place / DATA
 
 
 @contextmanager

@@ -12,13 +12,12 @@ from chimera.core.errors import RunError
 from chimera.run.directory import Run, list_runs
 from chimera.show import html, markdown, terminal
 from chimera.show.blocks import Block, Column, Note, TableBlock, Text
-from evaluation.records.rollout_index import find, read_tree, recorded_rollouts
 from evaluation.report.content import section
-from evaluation.report.files import DATA
+from evaluation.report.files import DATA, read_report
 from evaluation.report.formats import change, shown, stage_titles
 from evaluation.report.side_by_side import lines
 from evaluation.traces.conversation import conversation
-from evaluation.verify.check import read_report
+from evaluation.traces.rollout_index import find, read_tree, recorded_rollouts
 
 REPORT = "report"
 """Folder of a run's report from chimera.eval, below the run."""

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from chimera.config.roles import JUDGE
+from chimera.config.sections.bundled import unread
 from chimera.config.sections.models import ModelConfig
 from chimera.config.tree import Config
 from chimera.run.directory import TRIAL, Run, is_trial
 from chimera.run.policies import ROLLED_BACK
-from chimera.serving.bundled import unread
 from evaluation.measures import official
 from evaluation.records.study import Study
 from evaluation.rollout.silent_tools import silent_warnings

@@ -12,9 +12,9 @@ from pydantic import Field
 
 from agents.roles import Role
 from agents.schemas import Answer
-from agents.tools.sources import sources_seen
 from agents.visit.prompting import opening, repair_message, response_format
 from agents.visit.react import read_answer
+from agents.visit.sources import sources_seen
 from chimera.config.roles import JUDGE
 from chimera.core.errors import ModelError, UnreachableError
 from chimera.core.types import Brief

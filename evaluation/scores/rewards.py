@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agents.tools.sources import sources_seen
 from agents.visit.record import CallRecord, ModelCall, ToolUse
+from agents.visit.sources import sources_seen
 from chimera.config.sections.rollouts import RewardConfig
 from chimera.core.quotes import missing_quotes
 from chimera.core.types import ResearchTask

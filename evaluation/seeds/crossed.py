@@ -172,10 +172,8 @@ def crossed_interval(
 
 
 def unless_unseen(interval: dict[str, Any], confidence: float) -> dict[str, Any]:
-    """The figures of a share; if it differs on no task, with the bound of the share of tasks that may still differ.
-
-    Resampling could only repeat the zeros.
-    """
+    """The figures of a share. Of one that differs on no task resampling repeats the zeros: the bound of the share of
+    tasks that may still differ stands there instead."""
     if interval["low"] is None or not interval["low"] == interval["high"] == 0:
         return interval
     unseen = unseen_share(interval["tasks"] if "tasks" in interval else interval["n"], confidence)

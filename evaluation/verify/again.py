@@ -25,13 +25,13 @@ from evaluation.records.repairs import REPAIR, Repair
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from evaluation.records.study import GATE, Judged, Stage, Study
 from evaluation.rollout.make import Start
+from evaluation.rollout.replay import Replay
 from evaluation.scores.auditor import CHECKLIST, work_of
 from evaluation.scores.canaries import canaries_of
 from evaluation.scores.checklist import checklist
 from evaluation.scores.judge import ROLE
 from evaluation.traces import spans
 from evaluation.traces.calls import last_outcome, model_calls, untraced
-from evaluation.verify.replay import Replay
 
 REPORTED = ("outputs", "reward", "parts", "counts", "tokens", "visits", "weights_versions", "seconds", "error")
 """Fields of a record that must equal those of the trace's outcome."""

@@ -14,17 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from chimera.core.errors import ChimeraError, RunError
-from chimera.core.files import parse_json
 from chimera.run.chain import Entry, read_chain
 from chimera.run.directory import LEDGER, Run
 from chimera.run.hashes import hash_artifact
 from chimera.run.inputs import changed_inputs
 from chimera.run.policies import WENT_LIVE
 from chimera.run.seals import history, unlike_disk
-from evaluation.records.recorded import load_study
+from evaluation.conduct.recorded_study import load_study
 from evaluation.records.study import Study
 from evaluation.report.build import FORMAT, VERSION, build
-from evaluation.report.files import DATA, sheets
+from evaluation.report.files import DATA, read_report, report_file_in, sheets
 from evaluation.verify import again
 from evaluation.verify.asked import EVALUATED, Evaluated, RunThen, folder_in, hashes_of
 from evaluation.verify.impossible import impossible
@@ -62,7 +61,7 @@ def verify(report_file: Path, run: Run | None, *, expect: str | None = None) -> 
     Raises:
         RunError: There is no run, and the file cannot be read or is no report.
     """
-    file = _file(report_file)
+    file = report_file_in(report_file)
     if run is None:
         absent = f"the run of {report_file} was not found, so no number could be computed again: name it with --run"
         return Verification([*impossible(read_report(report_file)), absent])
@@ -171,29 +170,9 @@ def unlike(report: Mapping[str, Any], study: Study, folder: Path) -> list[str]:
     return problems or _unlike_sheets(report, folder)
 
 
-def read_report(report_file: Path) -> dict[str, Any]:
-    """The report in a file, or in the report.json of a folder.
-
-    Raises:
-        RunError: It cannot be read, or is no JSON object.
-    """
-    file = _file(report_file)
-    try:
-        report = parse_json(file.read_bytes())
-    except OSError as error:
-        raise RunError(
-            f"report {file} cannot be read ({error.strerror}): name its folder, such as runs/NAME/report"
-        ) from error
-    except ValueError as error:
-        raise RunError(f"report {file} is not JSON: {error}") from error
-    if not isinstance(report, dict):
-        raise RunError(f"report {file} holds a {type(report).__name__}, not a JSON object: it is no report")
-    return report
-
-
 def find_run(report_file: Path) -> Run | None:
     """The run directory that a report lies in, else the one that it names relative to its folder; None without any."""
-    folder = _file(report_file).parent.resolve()
+    folder = report_file_in(report_file).parent.resolve()
     for above in (folder, *folder.parents):
         if (above / "config.yaml").is_file() and (above / LEDGER).is_file():
             return Run(above)
@@ -203,13 +182,6 @@ def find_run(report_file: Path) -> Run | None:
         return None
     named = (folder / path).resolve()
     return Run(named) if (named / "config.yaml").is_file() else None
-
-
-def _file(report_file: Path) -> Path:
-    if not report_file.is_dir():
-        return report_file
-    of_run = report_file / "report" / DATA
-    return of_run if of_run.is_file() and not (report_file / DATA).exists() else report_file / DATA
 
 
 def _unlike_sheets(report: Mapping[str, Any], folder: Path) -> list[str]:

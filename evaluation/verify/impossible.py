@@ -11,12 +11,12 @@ from statistics import fmean
 from typing import Any, TypeGuard
 
 from chimera.config.sections.rollouts import RewardConfig
+from evaluation.measures.metrics import PART
 from evaluation.scores.judge import CRITERIA
 
 COUNTED_SHARES = ("success", "alignment", "decision_alignment", "decision_two_way")
 """Shares of all rollouts: times their number they must be whole numbers."""
 SHARES = (*COUNTED_SHARES, "macro_f1", "tool_success", *CRITERIA)
-PART = "part_"
 EXACT_DECIMALS = 9
 """From this number of decimals on, a table counts as not rounded."""
 SLACK = 1e-9

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agents.tools.sources import given_sources
 from agents.tools.text.passages import Passage
-from chimera.serving.bundled import toy_parts
+from agents.visit.sources import given_sources
+from chimera.config.sections.bundled import toy_parts
 from evaluation.conduct.asked import NOTICE
 from evaluation.conduct.grounds import Origins, Rule
 from evaluation.conduct.kept import OWN_QUESTION, Kept

@@ -8,12 +8,12 @@ from message_kit import refused
 
 from agents.roles import ROLES
 from agents.visit.prompting import read_payload
+from chimera.config.sections.bundled import NANO
 from chimera.config.tree import dump_config
 from chimera.core.errors import ConfigError
 from chimera.data.guidance import check_guidance
 from chimera.data.tasks import load
 from chimera.export import role_settings
-from chimera.serving.embedded.checkpoint import NANO
 from training.configuration import load_config
 
 LESSON = "Check the p-value."

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from agents.roles import ROLES
 from agents.schemas import MAX_QUOTE, Hypothesis
-from agents.tools.sources import sources_seen, sources_within
 from agents.tools.text.excerpts import split_sentences
 from agents.visit.prompting import opening, tool_message
 from agents.visit.quoting import MAX_ENUM, answer_format, fault, numbered, numbers, resolved, sentences, texts_read
+from agents.visit.sources import sources_seen, sources_within
 from chimera.core.quotes import MIN_QUOTE_WORDS, occurs
 
 SEARCH = "literature_search"

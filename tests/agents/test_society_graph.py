@@ -18,9 +18,9 @@ from agents.graph import build_graph, step_limit
 from agents.nodes import NODES
 from agents.roles import ROLES
 from agents.state import ResearchState
-from agents.tools.sources import sources_seen
 from agents.visit.prompting import payload_of
 from agents.visit.record import no_observer, no_operation
+from agents.visit.sources import sources_seen
 from chimera.config.roles import JUNIORS, RolesConfig
 from chimera.config.sections.society import SocietyConfig
 from chimera.core.errors import ModelError, RoleError

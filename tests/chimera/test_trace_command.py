@@ -11,11 +11,11 @@ from message_kit import refused
 from record_kit import answered
 
 from chimera import ask, trace
+from chimera.config.sections.bundled import NANO
 from chimera.config.tree import Config
 from chimera.core.errors import ChimeraError, ConfigError, RunError
 from chimera.run.directory import Run
-from chimera.serving.embedded.checkpoint import NANO
-from evaluation.records.rollout_index import find, recorded_rollouts
+from evaluation.traces.rollout_index import find, recorded_rollouts
 from evaluation.traces.spans import Position, exchange_span, operation_span, outcome_span, write
 from evaluation.traces.token_records import Objective, TokenRecord, read_tokens, tokens_file, write_tokens
 

@@ -6,8 +6,9 @@ import shutil
 import pytest
 from message_kit import refused
 
+from chimera.config.sections.bundled import NANO
 from chimera.core.errors import ConfigError, RunError
-from chimera.serving.embedded.checkpoint import NANO, load_checkpoint
+from chimera.serving.embedded.checkpoint import load_checkpoint
 from chimera.train import main
 
 

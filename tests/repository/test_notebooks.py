@@ -20,8 +20,8 @@ from chimera.run.policies import WENT_LIVE, Policy
 from chimera.show.markdown import render
 from evaluation.report.content import PAGE_ONLY, SECTIONS, section
 from evaluation.report.content import text as markdown
+from evaluation.report.files import read_report
 from evaluation.report.notebook import latest_report, open_report
-from evaluation.verify.check import read_report
 from training.configuration import load_config
 
 pytestmark = pytest.mark.whole

@@ -13,13 +13,12 @@ from provider_kit import USAGE, serve
 
 from agents.policies.graph import load as load_graph
 from agents.policies.guidance import load
+from chimera.config.sections.bundled import FIRST_LINE, NANO
 from chimera.config.sections.graph import GraphConfig
 from chimera.planted import HABITS, Planted
 from chimera.run.directory import Run
 from chimera.run.jsonl import read_lines
 from chimera.run.policies import GRAPH, GUIDANCE
-from chimera.serving.bundled import FIRST_LINE
-from chimera.serving.embedded.checkpoint import NANO
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(1800)]
 CONFIGS = Path(__file__).parents[2] / "configs"

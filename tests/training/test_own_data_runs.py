@@ -13,8 +13,8 @@ import pytest
 from chimera.data.tasks import load
 from chimera.run.directory import Run
 from chimera.run.policies import live
+from evaluation.rollout.replay import Replay
 from evaluation.traces.calls import last_outcome, model_calls
-from evaluation.verify.replay import Replay
 from training.lab.records import Records
 from training.learning.states import findings_in, states_of
 

@@ -13,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 
+from chimera.config.sections.bundled import NANO
 from chimera.config.sections.models import ModelConfig
 from chimera.core.errors import ConfigError
 from chimera.plan import main
-from chimera.serving.embedded.checkpoint import NANO, load_checkpoint
+from chimera.serving.embedded.checkpoint import load_checkpoint
 from training.configuration import load_config
 from training.planning import RANK, Architecture, Machine, checkpoint_bytes, plan_run
-from training.ppo.settings import PpoSettings
+from training.ppo.verl.settings import PpoSettings
 
 GB = 2**30
 ROOT = Path(__file__).parents[2]
@@ -55,7 +56,7 @@ MEASURE = """
     sizes = dict(vocab_size=4000, hidden_size=384, intermediate_size=1024, num_hidden_layers=5, num_attention_heads=6,
                  num_key_value_heads=2, tie_word_embeddings=True)
     AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen2", **sizes)).save_pretrained(folder / "model")
-    from training.ppo.settings import PpoSettings
+    from training.ppo.verl.settings import PpoSettings
     from training.ppo.engine.batch import Sample
     from training.ppo.engine.update import PpoEngine
     from training.ppo.verl.runtime import load_verl

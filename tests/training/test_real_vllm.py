@@ -17,13 +17,13 @@ from pathlib import Path
 
 import pytest
 
+from chimera.config.sections.bundled import NANO
 from chimera.config.sections.rollouts import RewardConfig
 from chimera.core.machine import free_port
 from chimera.processes.children import stop
 from chimera.processes.programs import Program
 from chimera.run.directory import Run
 from chimera.run.jsonl import read_lines
-from chimera.serving.embedded.checkpoint import NANO
 from chimera.serving.vllm.engine import USUAL
 from chimera.serving.vllm.ready import ServerPlace, wait_for
 from evaluation.records.rollouts import RolloutRecord

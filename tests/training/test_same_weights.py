@@ -19,9 +19,9 @@ import torch
 from safetensors.numpy import load_file
 from transformers.models.qwen2 import Qwen2ForCausalLM
 
+from chimera.config.sections.bundled import NANO
 from chimera.run.directory import Run
 from chimera.run.policies import live
-from chimera.serving.embedded.checkpoint import NANO
 from training.configuration import load_config
 
 pytestmark = pytest.mark.whole

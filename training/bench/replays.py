@@ -1,6 +1,6 @@
 """Rollouts that go on from a recorded one: what would have happened if something had been different there.
 
-The state before a role is made by running the society with the recorded answers (`evaluation.verify.replay`), so it is
+The state before a role is made by running the society with the recorded answers (`evaluation.rollout.replay`), so it is
 what the same code makes of them. The rest of the graph is asked of the models, with the seeds of the recorded rollout.
 """
 
@@ -91,7 +91,7 @@ class Replays:
     async def _start(self, episode: Episode, at: str, instead: Mapping[str, Any]) -> "Start":
         """What the society had done before `at`, with `instead` in place of what it was."""
         from agents.state import ResearchState
-        from evaluation.verify.replay import Replay
+        from evaluation.rollout.replay import Replay
 
         record, config = episode.record, self._lab.config
         if at not in ROLES:

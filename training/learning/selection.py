@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agents.tools.sources import sources_seen
+from agents.visit.sources import sources_seen
 from chimera.core.errors import RunError
 from chimera.core.quotes import missing_quotes
 from training.learning.episodes import Episode

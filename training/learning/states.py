@@ -12,7 +12,7 @@ from typing import Any
 from agents.findings import Findings, gathered, share_right, vote
 from agents.roles import REFINER
 from agents.schemas import Answer
-from agents.tools.sources import sources_seen
+from agents.visit.sources import sources_seen
 from chimera.core.errors import ConfigError, RunError
 from chimera.core.types import Label, ResearchTask
 from chimera.core.weighing import Vote, weigh

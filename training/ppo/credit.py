@@ -16,7 +16,7 @@ from chimera.core.quotes import missing_quotes
 from evaluation.records.rollouts import RolloutRecord
 from training.learning.experience import Call
 from training.learning.values import earned
-from training.ppo.settings import PpoSettings
+from training.ppo.verl.settings import PpoSettings
 
 AUTOMATIC = ("parsed", "call_valid", "tool_succeeded")
 """Parts of a rollout's reward that are also computed for each call."""

@@ -12,13 +12,13 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
+
+from training.ppo.verl.settings import Order
 
 ADVANCE, WINDOW, EASY = 0.7, 40, 0.15
 PASSED = 0.5
 """A state counts as passed when at least this share of its answers is right."""
-
-Order = Literal["even", "pass_rate", "level"]
 
 
 @dataclass(slots=True)

@@ -14,8 +14,8 @@ from chimera.run.policies import Policy
 from chimera.run.seals import seal
 from training.learning.base import Bench, PhasePlan
 from training.ppo.engine.batch import Sample
-from training.ppo.settings import PpoSettings
 from training.ppo.tokens import record_update
+from training.ppo.verl.settings import PpoSettings
 
 if TYPE_CHECKING:
     from training.ppo.engine.base import TrainingEngine

@@ -22,10 +22,10 @@ from training.ppo import steps as ppo_steps
 from training.ppo.checkpoints import FIRST, Checkpoints, Progress
 from training.ppo.curriculum import Course
 from training.ppo.learner import Learner
-from training.ppo.settings import PpoSettings
 from training.ppo.sources import BranchSource, RolloutSource, SampleSource, Taken
 from training.ppo.steps import StepClock, step_line
 from training.ppo.tokens import forget_update
+from training.ppo.verl.settings import PpoSettings
 
 A = TypeVar("A")
 B = TypeVar("B")

@@ -24,8 +24,8 @@ from training.learning.states import check_tasks
 from training.learning.values import check_reward, how_valued
 from training.ppo.engine.advantages import GROUPED
 from training.ppo.loop import PpoLoop
-from training.ppo.settings import PpoSettings
 from training.ppo.verl.configuration import check_verl
+from training.ppo.verl.settings import PpoSettings
 
 
 class Ppo:

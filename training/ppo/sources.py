@@ -18,7 +18,7 @@ from training.ppo import steps as ppo_steps
 from training.ppo.credit import credit
 from training.ppo.curriculum import Course, Curriculum
 from training.ppo.engine.batch import Sample
-from training.ppo.settings import PpoSettings
+from training.ppo.verl.settings import PpoSettings
 
 
 @dataclass(frozen=True, slots=True)

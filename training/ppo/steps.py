@@ -16,7 +16,7 @@ from training.learning.experience import Call
 from training.ppo.credit import Credited
 from training.ppo.engine.advantages import GROUPED, alone
 from training.ppo.engine.batch import Sample
-from training.ppo.settings import PpoSettings
+from training.ppo.verl.settings import PpoSettings
 from training.watch.summary import aligned, mean, part_means
 
 REASONS: tuple[str, ...] = ("late", "failed", "unscored")

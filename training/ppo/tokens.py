@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from evaluation.traces.token_records import Objective, TokenRecord, tokens_file, write_tokens
 from training.ppo.engine.batch import WEIGHTS
-from training.ppo.settings import PpoSettings
+from training.ppo.verl.settings import PpoSettings
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,7 +10,7 @@ from chimera.run.policies import Policy
 from chimera.run.seals import seal
 from evaluation.baselines.labels import label_prompt, label_text
 from evaluation.baselines.simple import LABELS
-from evaluation.conduct.progress import ProgressView
+from evaluation.rollout.progress import ProgressView
 from training.learning.examples import FirstWeights
 from training.learning.experience import Conversation
 from training.learning.fine_tuning import TuneSettings

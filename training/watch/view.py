@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from evaluation.conduct.progress import Advance, ProgressView
 from evaluation.records.rollouts import RolloutRecord, cause
+from evaluation.rollout.progress import Advance, ProgressView
 from training.watch.forecast import TimeForecast
 from training.watch.progress import Activity, Rollouts
 from training.watch.view_text import duration, failure

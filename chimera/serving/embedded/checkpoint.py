@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
+from chimera.config.sections.bundled import ASSETS, BUNDLED
 from chimera.config.sections.models import Precision
 from chimera.core.errors import ConfigError
 from chimera.core.files import parse_json
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from torch import Tensor
 
-ASSETS = Path(__file__).parents[2] / "assets"
-NANO = ASSETS / "nano"
-BUNDLED = ("nano", "nano_review")
-"""The names of the bundled models."""
 TOKENIZER_FILE = "tokenizer.json"
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 TEMPLATE_FILE, MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates/*.jinja"

@@ -30,11 +30,11 @@ from chimera.processes.children import stop
 from chimera.processes.programs import Program
 from chimera.run.jsonl import append_line
 from chimera.serving.embedded.checkpoint import locate
+from chimera.serving.sharing import share
 from chimera.serving.vllm.engine import start_engine
 from chimera.serving.vllm.front import Front, create_front
 from chimera.serving.vllm.publish import Loaded, ServedWeights
 from chimera.serving.vllm.ready import ServerPlace, wait_for
-from chimera.serving.vllm.sharing import share
 from chimera.serving.vllm.weights import prepare
 
 GRACE_S = 1

@@ -5,6 +5,7 @@ from typing import Any
 
 from chimera.show.blocks import Block, Column, Fold, Heading, Inline, Note, TableBlock, TableLine, Text
 from evaluation.baselines.simple import READER, TFIDF
+from evaluation.measures.metrics import PART
 from evaluation.report.content.cells import (
     difference_cell,
     interval,
@@ -31,7 +32,6 @@ from evaluation.report.formats import (
     titled,
 )
 from evaluation.scores.judge import CRITERIA
-from evaluation.verify.impossible import PART
 
 Report = Mapping[str, Any]
 OUTCOME, PARTS, SCORES, WORK = "Outcome", "Parts of the reward", "The judge's scores", "Work"

@@ -23,10 +23,10 @@ from chimera.show.blocks import (
     joined,
 )
 from evaluation.causes.lost import TITLES
-from evaluation.records.rollout_index import read_tree
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.scores.rewards import part_title
 from evaluation.traces.conversation import LearnedTokens, goal, outcome, summary, toned, visits
+from evaluation.traces.rollout_index import read_tree
 from evaluation.traces.text import facts
 from evaluation.traces.token_records import read_tokens, tokens_file
 from evaluation.traces.token_texts import learned_texts

@@ -172,7 +172,7 @@ def test_an_event_without_a_policy_is_an_error(policy):
 
 def test_deep_json_is_one_sentence_in_whatever_file(run, tmp_path):
     from agents.policies.bandit import load_policy
-    from evaluation.verify.check import read_report
+    from evaluation.report.files import read_report
     from training.learning.base import PhasePlan
     from training.ppo.checkpoints import Checkpoints
 

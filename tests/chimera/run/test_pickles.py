@@ -18,7 +18,7 @@ from chimera.core.errors import ChimeraError
 from chimera.serving.embedded.checkpoint import load_checkpoint
 from training.ppo.engine.state import read_state, write_state
 from training.ppo.engine.update import PpoEngine
-from training.ppo.settings import PpoSettings
+from training.ppo.verl.settings import PpoSettings
 from training.tune.child import Spec, load_model
 
 

@@ -10,9 +10,9 @@ from message_kit import refused
 from planted_kit import planted_server
 
 from agents.roles import ROLES
-from agents.tools.sources import given_sources
 from agents.visit.prompting import opening, schema_format
 from agents.visit.quoting import answer_format
+from agents.visit.sources import given_sources
 from chimera.core.errors import ConfigError
 from chimera.data.tasks import load
 from chimera.planted import HABITS, SENTENCES, Planted, main

@@ -6,9 +6,10 @@ import pytest
 import torch
 from message_kit import refused
 
+from chimera.config.sections.bundled import NANO
 from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.core.errors import ConfigError
-from chimera.serving.embedded.checkpoint import NANO, check_checkpoint, load_checkpoint
+from chimera.serving.embedded.checkpoint import check_checkpoint, load_checkpoint
 from chimera.serving.embedded.service import Service
 
 

@@ -15,8 +15,9 @@ from safetensors.torch import load_file
 from shape_kit import OTHERS, make_shape
 from tokenizers import Tokenizer
 
+from chimera.config.sections.bundled import NANO
 from chimera.core.errors import ConfigError
-from chimera.serving.embedded.checkpoint import NANO, check_checkpoint, load_checkpoint, locate
+from chimera.serving.embedded.checkpoint import check_checkpoint, load_checkpoint, locate
 from chimera.serving.embedded.sources import named
 from chimera.serving.embedded.sources.cache import cache_root, cached
 

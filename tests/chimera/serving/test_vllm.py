@@ -19,10 +19,10 @@ from chimera.core.errors import ConfigError, ModelError
 from chimera.processes.programs import Program
 from chimera.serving.connections import Connections
 from chimera.serving.process import check_models
+from chimera.serving.sharing import share
 from chimera.serving.vllm.engine import arguments
 from chimera.serving.vllm.publish import Loaded, ServedWeights
 from chimera.serving.vllm.replicas import Replica, least_busy
-from chimera.serving.vllm.sharing import share
 from chimera.serving.vllm.weights import prepare
 from training.configuration import load_config
 

@@ -15,8 +15,9 @@ from message_kit import refused
 from rich.console import Console
 
 from agents.tools.source_log import SourceLog
-from agents.tools.sources import given_sources
+from agents.visit.sources import given_sources
 from chimera.ask import main
+from chimera.config.sections.bundled import NANO, toy_parts
 from chimera.config.sections.tools import ToolsConfig
 from chimera.core.abstracts import LONGEST, read_abstract, sections
 from chimera.core.errors import ConfigError, DataError, RoleError, RunError
@@ -24,8 +25,6 @@ from chimera.core.types import Brief
 from chimera.data.tasks import load
 from chimera.run.directory import Run
 from chimera.run.seals import seal
-from chimera.serving.bundled import toy_parts
-from chimera.serving.embedded.checkpoint import NANO
 from chimera.show.ask import cards, source_lines
 from chimera.show.card import Card, show
 from evaluation.conduct.grounds import Origins

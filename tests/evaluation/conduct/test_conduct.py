@@ -15,8 +15,9 @@ from chimera.eval import main
 from chimera.run.directory import Run
 from chimera.run.jsonl import append_line, read_lines
 from chimera.run.policies import WENT_LIVE, Policy
+from evaluation.conduct.recorded_study import load_study
 from evaluation.records.plan import choose_stages, choose_tasks
-from evaluation.records.recorded import load_study, recorded
+from evaluation.records.recorded import recorded
 from evaluation.records.study import Plan, PlannedTask
 from evaluation.verify.check import verify
 

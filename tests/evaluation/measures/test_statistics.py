@@ -13,7 +13,6 @@ from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
 from chimera.core.types import LABELS
-from evaluation.measures.paired import sign_test
 from evaluation.measures.statistics import (
     Mean,
     bootstrap_mean,
@@ -24,6 +23,7 @@ from evaluation.measures.statistics import (
     macro_f1_of_totals,
     minimum_detectable_effect,
     of_all,
+    sign_test,
     slope,
     unseen_share,
 )

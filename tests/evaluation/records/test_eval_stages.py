@@ -6,40 +6,32 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-import chimera
+from chimera.config.sections.bundled import NANO
 from chimera.run.directory import Run
 from chimera.run.policies import WENT_LIVE, Policy
 from chimera.show import terminal
 from chimera.show.blocks import TableBlock
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.report.content.head import gains
+from evaluation.report.files import read_report
 from evaluation.report.gains import WAYS, gain_tables
 from evaluation.report.losses import lost_words
-from evaluation.verify.check import read_report
 from training.configuration import load_config
 
 pytestmark = pytest.mark.whole
 
-NANO = Path(chimera.__file__).parent / "assets" / "nano"
 REVIEWERS = dict.fromkeys(("board", "principal", "judge"), "rubric")
 BASE = {**dict.fromkeys(("junior", "supervisor", "senior", "refiner"), "nano@0"), **REVIEWERS}
-
-
 ASKED = ("--run", "trained", "--split", "val", "evaluation.contributions=shapley")
 
 
 def command(*arguments):
-    done = subprocess.run(
-        [sys.executable, "-m", "chimera.eval", *map(str, arguments)],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+    command_line = [sys.executable, "-m", "chimera.eval", *map(str, arguments)]
+    done = subprocess.run(command_line, check=False, capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
 
 

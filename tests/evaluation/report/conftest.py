@@ -5,7 +5,7 @@ import copy
 import pytest
 from report_kit import PLAN, write_run
 
-from evaluation.records.recorded import load_study
+from evaluation.conduct.recorded_study import load_study
 from evaluation.report.build import build
 from evaluation.report.plots.base import Plot
 

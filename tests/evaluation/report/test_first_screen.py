@@ -9,7 +9,7 @@ import pytest
 from report_kit import PLAN, SFT, STAGES, printed
 
 from chimera.run.directory import TRIAL, Run
-from evaluation.records.recorded import load_study
+from evaluation.conduct.recorded_study import load_study
 from evaluation.records.study import BaselineAnswer, Plan
 from evaluation.report.build import build
 from evaluation.report.content import page

@@ -18,7 +18,7 @@ from statsmodels.stats.multitest import multipletests
 from chimera.data.generated.review import generate as review
 from chimera.run.directory import Run
 from chimera.run.policies import Policy
-from evaluation.records.recorded import load_study
+from evaluation.conduct.recorded_study import load_study
 from evaluation.records.study import BaselineAnswer, Plan, PlannedTask, Stage
 from evaluation.report.build import build, compare_all, stage_pairs
 from evaluation.report.content import page

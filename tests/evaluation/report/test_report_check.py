@@ -11,13 +11,13 @@ from report_kit import PLAN
 
 from chimera.core.errors import RunError
 from chimera.run.directory import Run
-from evaluation.records.recorded import load_study
+from evaluation.conduct.recorded_study import load_study
 from evaluation.records.study import PlannedTask
 from evaluation.report.build import build
-from evaluation.report.files import write_report
+from evaluation.report.files import read_report, write_report
 from evaluation.verify.again import differences
 from evaluation.verify.asked import AskedEvaluation, Evaluated, hashes_of
-from evaluation.verify.check import find_run, read_report, unlike, verify
+from evaluation.verify.check import find_run, unlike, verify
 
 
 def test_a_written_report_is_found_and_true(report, run, study, tmp_path):

@@ -12,7 +12,8 @@ from agents.visit.record import ToolUse, count
 from chimera.core.types import Brief
 from chimera.run.jsonl import append_line
 from evaluation.causes.faults import faults
-from evaluation.records.recorded import load_study, own_phase
+from evaluation.conduct.recorded_study import load_study
+from evaluation.records.recorded import own_phase
 from evaluation.report.build import build
 from evaluation.report.content import text
 from evaluation.rollout.faults import FAULTS, UNRELATED, FaultyTools

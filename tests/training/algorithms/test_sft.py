@@ -13,10 +13,11 @@ from record_kit import answered
 from agents.roles import ROLES
 from agents.visit.prompting import opening, response_format, tool_message
 from chimera.config.roles import JUNIORS
+from chimera.config.sections.bundled import NANO
 from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.core.errors import ConfigError, RunError
 from chimera.data.tasks import load
-from chimera.serving.embedded.checkpoint import NANO, load_language
+from chimera.serving.embedded.checkpoint import load_language
 from chimera.serving.embedded.protocol import parse_request
 from chimera.serving.embedded.service import Service
 from training.configuration import load_config

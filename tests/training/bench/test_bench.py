@@ -15,13 +15,13 @@ from agents.policies.bandit import BanditPolicy, Settings
 from agents.roles import ROLES
 from agents.visit.prompting import schema_format
 from chimera.config.roles import JUNIORS
+from chimera.config.sections.bundled import NANO
 from chimera.config.tree import Config
 from chimera.core.errors import ModelError, RunError
 from chimera.data.tasks import load
 from chimera.run.jsonl import read_lines
 from chimera.run.policies import Policy
 from chimera.run.seals import seal
-from chimera.serving.embedded.checkpoint import NANO
 from evaluation.records.rollouts import RolloutInput
 from training.algorithms.bandit import BanditSettings
 from training.bench.lab_bench import LabBench

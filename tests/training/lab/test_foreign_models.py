@@ -9,9 +9,9 @@ from lab_kit import config_for, open_lab, task
 from provider_kit import serve
 
 from evaluation.records.rollouts import RolloutInput
+from evaluation.rollout.replay import Replay
 from evaluation.traces.calls import model_calls
 from evaluation.traces.spans import EXCHANGE, RAW, read
-from evaluation.verify.replay import Replay
 
 pytestmark = pytest.mark.whole
 

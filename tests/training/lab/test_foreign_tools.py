@@ -9,9 +9,9 @@ from mcp_kit import write_program
 
 from chimera.config.sections.tools import McpServer, ToolsConfig
 from evaluation.records.rollouts import RolloutInput
+from evaluation.rollout.replay import Replay
 from evaluation.traces.calls import model_calls
 from evaluation.traces.spans import read
-from evaluation.verify.replay import Replay
 
 pytestmark = pytest.mark.whole
 

@@ -8,13 +8,13 @@ import pytest
 from lab_kit import lab_of
 from message_kit import refused
 
+from chimera.config.sections.bundled import NANO
 from chimera.config.sections.models import SLOTS
 from chimera.core.errors import RunError
 from chimera.data.tasks import load
 from chimera.run.directory import Run
 from chimera.run.policies import Policy, live
 from chimera.run.seals import seal
-from chimera.serving.embedded.checkpoint import NANO
 from training import gate
 from training.configuration import load_config
 

@@ -13,7 +13,7 @@ from chimera.config.sections.rollouts import RewardConfig
 from evaluation.records.rollouts import RolloutRecord
 from training.learning.experience import Call
 from training.ppo.credit import AUTOMATIC, credit, reached
-from training.ppo.settings import PpoSettings
+from training.ppo.verl.settings import PpoSettings
 
 LABELS = ("yes", "no", "maybe")
 number = st.floats(-2, 2).map(lambda value: round(value, 3))

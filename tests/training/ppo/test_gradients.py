@@ -9,8 +9,8 @@ from training.learning.experience import Call
 from training.ppo.engine.batch import Sample
 from training.ppo.engine.update import PpoEngine
 from training.ppo.gradients import CallGradients
-from training.ppo.settings import PpoSettings
 from training.ppo.tokens import record_update
+from training.ppo.verl.settings import PpoSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 PROMPT, RESPONSE = (1, 2, 3), (5, 6, 7, 9)

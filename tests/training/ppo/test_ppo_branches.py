@@ -18,7 +18,7 @@ from evaluation.traces.token_records import read_tokens, tokens_file
 from training.learning.base import PhasePlan
 from training.ppo.engine.update import PpoEngine
 from training.ppo.phase import Ppo
-from training.ppo.settings import PpoSettings
+from training.ppo.verl.settings import PpoSettings
 
 PLAN = PhasePlan("refine", "ppo", (REFINER,), ("refiner",))
 PATIENCE = 3600.0

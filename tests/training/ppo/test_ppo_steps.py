@@ -17,8 +17,8 @@ from training.learning.experience import Call
 from training.ppo import steps as ppo_steps
 from training.ppo.credit import Credited
 from training.ppo.engine.batch import Sample
-from training.ppo.settings import PpoSettings
 from training.ppo.steps import step_line
+from training.ppo.verl.settings import PpoSettings
 
 ROLES = ("HypothesisRefiner", "ProtocolDesigner")
 

@@ -16,9 +16,9 @@ from evaluation.traces.token_loss import gradient_shares, is_clipped, loss, loss
 from evaluation.traces.token_records import Objective, TokenRecord, read_tokens, tokens_file, tokens_of, write_tokens
 from training.learning.experience import Call
 from training.ppo.engine.update import PpoEngine
-from training.ppo.settings import PpoSettings
 from training.ppo.steps import samples_of
 from training.ppo.tokens import record_update, token_weights
+from training.ppo.verl.settings import PpoSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 numbers = st.floats(allow_nan=False, allow_infinity=False)

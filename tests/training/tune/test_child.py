@@ -18,13 +18,14 @@ from record_kit import answered
 
 from agents.visit.record import ModelCall
 from chimera.config.roles import JUNIORS
+from chimera.config.sections.bundled import NANO
 from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.config.tree import Config
 from chimera.core.errors import RunError
 from chimera.data.generated.tasks import generate
 from chimera.run.directory import Run
 from chimera.run.policies import Policy
-from chimera.serving.embedded.checkpoint import NANO, load_checkpoint, load_weights
+from chimera.serving.embedded.checkpoint import load_checkpoint, load_weights
 from chimera.serving.embedded.protocol import parse_request
 from chimera.serving.embedded.service import Service
 from recipes.nano.transcripts import careful, junior

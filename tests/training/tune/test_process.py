@@ -14,8 +14,8 @@ import pytest
 import torch
 from message_kit import refused
 
+from chimera.config.sections.bundled import NANO
 from chimera.core.errors import RunError
-from chimera.serving.embedded.checkpoint import NANO
 from training.tune import child as sft_child
 from training.tune.child import Spec
 from training.tune.process import TuningProcess, tuning_environment

@@ -25,7 +25,6 @@ from training.ppo.engine.advantages import at_last_token, estimate, group_figure
 from training.ppo.engine.base import Watch, with_peers
 from training.ppo.engine.batch import WEIGHTS, Batch, Sample, mini_batches, reduce
 from training.ppo.engine.state import REMEDY, read_state, restore_worker, worker_state, write_state
-from training.ppo.settings import PpoSettings
 from training.ppo.verl.configuration import check_verl, make_config, model_config
 from training.ppo.verl.runtime import (
     Device,
@@ -36,6 +35,7 @@ from training.ppo.verl.runtime import (
     open_group,
     rank_of_one,
 )
+from training.ppo.verl.settings import PpoSettings
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from chimera.core.errors import ChimeraError
 from training.ppo.engine.batch import Batch, Sample
-from training.ppo.settings import PpoSettings
+from training.ppo.verl.settings import PpoSettings
 
 if TYPE_CHECKING:
     from training.ppo.ranks.rank_engine import RankEngine

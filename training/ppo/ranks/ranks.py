@@ -8,8 +8,8 @@ from chimera.core.errors import RunError
 from chimera.serving.embedded.checkpoint import check_trainable
 from training.ppo.engine.base import Watch, with_peers
 from training.ppo.engine.batch import Batch, Sample
-from training.ppo.settings import PpoSettings
 from training.ppo.verl.configuration import check_verl
+from training.ppo.verl.settings import PpoSettings
 
 
 class RankLost(RunError):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chimera.core.errors import ConfigError, suggestion
-from training.ppo.settings import DEFAULTS, PpoSettings
+from training.ppo.verl.settings import DEFAULTS, PpoSettings
 
 if TYPE_CHECKING:
     from verl.trainer.config import AlgoConfig

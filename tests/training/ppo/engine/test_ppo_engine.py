@@ -12,12 +12,13 @@ import pytest
 from engine_kit import exported, hugging_face, log_softmax, ppo_settings, some_samples
 from message_kit import refused
 
+from chimera.config.sections.bundled import NANO
 from chimera.core.errors import ConfigError, RunError
-from chimera.serving.embedded.checkpoint import NANO, load_checkpoint
+from chimera.serving.embedded.checkpoint import load_checkpoint
 from training.ppo.engine.batch import Sample
 from training.ppo.engine.update import PpoEngine
-from training.ppo.settings import PpoSettings
 from training.ppo.verl.configuration import OURS, PASSED, check_verl
+from training.ppo.verl.settings import PpoSettings
 
 WANTED = range(120)
 
@@ -129,7 +130,7 @@ def test_a_new_process_goes_on_bit_for_bit_and_keeps_to_itself(engine, serving_m
         import psutil
 
         before = dict(os.environ), random.getstate(), logging.getLogger().handlers[:]
-        from training.ppo.settings import PpoSettings
+        from training.ppo.verl.settings import PpoSettings
         from training.ppo.engine.batch import Sample
         from training.ppo.engine.update import PpoEngine
 

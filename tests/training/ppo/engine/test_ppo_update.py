@@ -9,11 +9,12 @@ from engine_kit import chosen, exported, hugging_face, log_softmax, ppo_settings
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chimera.config.sections.bundled import NANO
 from chimera.core.errors import RunError
-from chimera.serving.embedded.checkpoint import NANO, load_checkpoint
+from chimera.serving.embedded.checkpoint import load_checkpoint
 from training.ppo.engine.advantages import importance
 from training.ppo.engine.batch import Sample, mini_batches
-from training.ppo.settings import PpoSettings
+from training.ppo.verl.settings import PpoSettings
 
 MEASURED = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "ppo_mini_batch_size": 100}
 

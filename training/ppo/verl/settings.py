@@ -7,8 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from chimera.config.loader import ADDED, When
 from training.learning.groups import BranchSettings
-from training.ppo.curriculum import Order
 
+Order = Literal["even", "pass_rate", "level"]
 Credit = Literal["broadcast", "calls", "return_to_go", "sub_goals", "counterfactual"]
 OF_ROLLOUTS, OF_CRITIC = When.unset("states"), When.equal("adv_estimator", "gae")
 OF_VALIDATION = When(

@@ -1,4 +1,4 @@
-"""The bundled model is a toy that knows invented studies only. Users who give it real questions or tasks are warned."""
+"""The bundled models are toys that know invented studies only. Users who give them real questions are warned."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,13 +6,13 @@ from pathlib import Path
 from chimera.config.sections.models import ModelConfig
 from chimera.core.files import read_json_object
 from chimera.core.types import Source
-from chimera.serving.embedded.checkpoint import BUNDLED, NANO, locate
-from chimera.show.card import Card
 
+ASSETS = Path(__file__).parents[2] / "assets"
+NANO = ASSETS / "nano"
+BUNDLED = ("nano", "nano_review")
+"""The names of the bundled models."""
 SAME_SIZES = ("hidden_size", "num_hidden_layers", "vocab_size")
 """Sizes in config.json by which weights trained from the bundled model are recognised."""
-
-
 TEMPLATE = "chat_template.jinja"
 FIRST_LINE = "message.content.split('\\n')[0]"
 """What the template of models that read only the first line of a system prompt does with it."""
@@ -35,7 +35,7 @@ def heeds_guidance(path: str) -> bool:
     """
     if not is_bundled(path):
         return True
-    template = locate(path) / TEMPLATE
+    template = (ASSETS / path if path in BUNDLED else Path(path).expanduser()) / TEMPLATE
     # A template may also stand in tokenizer_config.json, but not that of the bundled models.
     return not template.is_file() or FIRST_LINE not in template.read_text(encoding="utf-8")
 
@@ -50,16 +50,6 @@ def unread(models: Mapping[str, ModelConfig], source: Source) -> str | None:
         "understand, so its answers to them are as good as chance, and figures say nothing about medicine: name a real "
         "model, models.junior.path=FOLDER, or take --config configs/endpoint.yaml"
     )
-
-
-def warning(parts: list[str], where: str) -> Card:
-    """The warning. `where` is "below" before the society's work and "above" after it."""
-    lines = (
-        ("it plays", ", ".join(parts)),
-        ("so", f"it does not understand medicine. Do not act on anything {where}: ask a doctor"),
-        ("instead", "name a real model: models.junior.path=FOLDER, or --config configs/endpoint.yaml"),
-    )
-    return Card("WARNING: the bundled model is a toy that knows invented studies only", lines, "red3")
 
 
 def _sizes(folder: Path) -> list[object] | None:
