@@ -71,7 +71,10 @@ GONE: Mapping[str, str] = {
         "it is {value} here: a field of {above}.extra_body, or with a provider of provider_options",
     ),
     **dict.fromkeys(
-        ("pipeline.*.hashed_features", "pipeline.*.prior_variance", "pipeline.*.noise_variance", "pipeline.*.reread"),
+        (
+            *("pipeline.*.hashed_features", "pipeline.*.prior_variance", "pipeline.*.noise_variance"),
+            *("pipeline.*.reread", "pipeline.*.min_events"),
+        ),
         "it is {value} here, and it can be set no more: leave it out",
     ),
     "pipeline.*.grad_clip": "set {above}.verl.optim.clip_grad={value}",

@@ -30,7 +30,6 @@ def test_the_check_names_the_phases_that_need_weights_and_its_command_trains_the
         "gate.tasks=2",
         "gather.tasks=16",
         "bandit.tasks=2",
-        "bandit.min_events=4",
         "rollouts.concurrency=2",
     ]
     few += ["society.quotes=free", "society.refiner_max_chars=0", "wandb.mode=disabled", f"runs_dir={tmp_path}"]

@@ -22,7 +22,6 @@ SMALL = [
         "gate.tasks=0",
         "gather.tasks=8",
         "bandit.tasks=2",
-        "bandit.min_events=2",
     ),
     *("sft.answers=4", "sft.min_examples=1", "sft.epochs=1", "ppo.steps=1", "ppo.n=4", "wandb.mode=disabled"),
 ]

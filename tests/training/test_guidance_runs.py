@@ -204,7 +204,7 @@ def test_a_society_of_api_models_goes_through_configs_endpoint_within_its_budget
         models += [f"models.{slot}.api_key_env=null" for slot in ("board", "principal", "judge")]
         small = ["society.evidence=given", "society.max_tool_calls=0", "gather.tasks=16", "fewshot.tasks=6",
                  "fewshot.candidates=3", "gepa.tasks=6",
-                 f"fewshot.budget.tokens={tokens}", "gepa.budget.rollouts=12", "bandit.tasks=4", "bandit.min_events=4",
+                 f"fewshot.budget.tokens={tokens}", "gepa.budget.rollouts=12", "bandit.tasks=4",
                  "gate.tasks=6", "data.size=80", "wandb.mode=disabled", f"runs_dir={tmp_path}"]  # fmt: skip
         run("chimera.train", "--config", CONFIGS / "endpoint.yaml", "--name", "api", *models, *small)
         answered = len(server.requests)

@@ -22,7 +22,7 @@ SFT = "min_examples: 1, epochs: 1, batch_size: 8, micro_batch_size: 8"
 PPO = "start: null, states: 0, reward: {}, steps: 1, tasks_per_step: 2, n: 2, min_good_share: 0.1"
 ANSWERS = "tasks: 4, states: 4, n: 4, steps: 2"
 SHARED = "roles:\n  HypothesisRefiner: {model: senior}\n"
-BANDIT = "{roles: [Supervisor], min_events: 4, tasks: 3}"
+BANDIT = "{roles: [Supervisor], tasks: 3}"
 PIPELINES = {
     "fine-tuned seniors, then the bandit": (
         f"{SHARED}pipeline:\n  gather: {{tasks: 8}}\n  sft: {{algorithm: sft, roles: seniors, {SFT}}}\n"

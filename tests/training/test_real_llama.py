@@ -72,7 +72,7 @@ def test_doctor_says_what_the_server_can_do(url, tmp_path):
 
 
 def test_the_society_searches_answers_and_learns_what_needs_no_weights(url, tmp_path):
-    phases = ("--name", "llama", "--phases", "gather,bandit", "gather.tasks=12", "bandit.min_events=8", "gate.tasks=8")
+    phases = ("--name", "llama", "--phases", "gather,bandit", "gather.tasks=12", "gate.tasks=8")
     done = command(tmp_path, url, "chimera.train", *phases, f"runs_dir={tmp_path}")
     assert done.returncode == 0, done.stdout + done.stderr
     records = [RolloutRecord.load(data) for data in Run(tmp_path / "llama").rollouts("gather")]

@@ -27,7 +27,7 @@ SETTINGS = [
     *("data.size=60", "rollouts.concurrency=3", "gather.tasks=6", "gate.tasks=4", "wandb.mode=disabled"),
     *("sft.min_examples=1", "sft.epochs=1", "sft.batch_size=8", "sft.micro_batch_size=8"),
     *("ppo.steps=2", "ppo.tasks_per_step=2", "ppo.n=2", "ppo.min_good_share=0.1"),
-    *("bandit.min_events=4", "bandit.tasks=3"),
+    "bandit.tasks=3",
 ]
 PHASES = ("gather", "sft", "ppo", "bandit")
 

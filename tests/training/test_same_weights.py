@@ -32,7 +32,7 @@ SETTINGS = [
     *("data.size=60", "rollouts.concurrency=1", "gather.tasks=8", "gate.tasks=0", "wandb.mode=disabled"),
     *("sft.min_examples=1", "sft.epochs=2", "sft.batch_size=8", "sft.micro_batch_size=8"),
     *("ppo.steps=2", "ppo.tasks_per_step=2", "ppo.n=2", "ppo.min_good_share=0.1"),
-    *("bandit.min_events=4", "bandit.tasks=4"),
+    "bandit.tasks=4",
 ]
 
 

@@ -55,7 +55,6 @@ class BanditSettings(PhaseSettings):
     max_weight: Annotated[float, When.equal("update", "ips", "dr")] = Field(
         default=10.0, ge=1, le=1e9, description="largest importance weight; larger ones are cut"
     )
-    min_events: int = Field(default=20, ge=1, le=1_000_000, description="fewer logged choices than this are an error")
     rounds: int = Field(
         default=1, ge=0, le=10_000, description="rounds of further rollouts that the policy itself chooses in"
     )
@@ -111,7 +110,7 @@ class Bandit:
         """Learn from logged choices, then choose and learn in rounds.
 
         Raises:
-            RunError: Too few choices are logged, or no rollout of a round succeeded.
+            RunError: No choice is logged, or no rollout of a round succeeded.
         """
         return await _Rounds(plan, settings, bench).run()
 
@@ -133,11 +132,8 @@ class _Rounds:
         # The order does not depend on which rollout ended first.
         earlier = sorted(await self._bench.episodes(), key=_place)
         logged = await asyncio.to_thread(policy.examples, _choices(earlier, self._settings.token_price))
-        if len(logged) < self._settings.min_events:
-            raise RunError(
-                f"{len(logged)} scored choices are logged, {plan.name}.min_events is {self._settings.min_events}: run "
-                "a gather phase with more tasks, or lower it"
-            )
+        if not logged:
+            raise RunError(f"{plan.name} has no scored choice to learn from: run a gather phase with more tasks")
         figures = await self._learn(policy, logged, logged, 0)
         episodes: list[Episode] = []
         for number in range(self._settings.rounds):

@@ -190,9 +190,9 @@ async def test_failed_rollouts_teach_nothing_and_a_round_of_them_is_an_error(tmp
         await learn(none)
 
 
-async def test_too_few_choices_are_an_error_that_says_what_to_do(tmp_path):
-    with refused(RunError, "12 scored choices", "bandit.min_events is 20", "more tasks"):
-        await learn(FakeLab(tmp_path, config_of(), gathered=12))
+async def test_without_a_choice_the_error_says_what_to_do(tmp_path):
+    with refused(RunError, "bandit", "no scored choice", "gather"):
+        await learn(FakeLab(tmp_path, config_of(), gathered=0))
 
 
 def test_rounds_draw_different_tasks_the_same_for_the_same_seed(tmp_path):
