@@ -9,7 +9,7 @@ import re
 import sqlite3
 from collections.abc import Sequence
 
-from agents.tools.fulltext import TOKENIZER, Database, content_words, match_any
+from agents.tools.text.fulltext import TOKENIZER, Database, content_words, match_any
 from agents.tools.text.passages import DocumentLike, Passage, clean
 from chimera.core.unspaced import pairs
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agents.tools.fulltext import STOP_WORDS
+from agents.tools.text.fulltext import STOP_WORDS
 from agents.tools.text.passages import Passage
 from chimera.config.sections.tools import ToolsConfig
 from chimera.core.quotes import occurs

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from pydantic import AliasPath, BaseModel, Field
 
-from agents.tools.fulltext import content_words
 from agents.tools.live.http import SPARE, LiveHttp, SearchCache
 from agents.tools.ontology.database import go_id
+from agents.tools.text.fulltext import content_words
 from agents.tools.text.passages import Passage, Query
 
 SERVICE = "QuickGO"

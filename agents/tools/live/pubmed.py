@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, Field
 
-from agents.tools.fulltext import content_words
 from agents.tools.live.http import AGENT, SPARE, LiveHttp, SearchCache
+from agents.tools.text.fulltext import content_words
 from agents.tools.text.markup import element_text, parse_xml
 from agents.tools.text.passages import Passage, Query, ToolError
 

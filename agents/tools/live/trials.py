@@ -5,8 +5,8 @@ from typing import Any
 
 from pydantic import AliasPath, BaseModel, Field
 
-from agents.tools.fulltext import content_words
 from agents.tools.live.http import SPARE, LiveHttp, SearchCache
+from agents.tools.text.fulltext import content_words
 from agents.tools.text.markup import text_of
 from agents.tools.text.passages import Passage, Query
 

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-from agents.tools.fulltext import TOKENIZER, Database, content_words, match_prefixes
 from agents.tools.ontology.files import Protein, Term, read_proteins, read_terms
+from agents.tools.text.fulltext import TOKENIZER, Database, content_words, match_prefixes
 from agents.tools.text.passages import Passage, ToolError, clean
 from chimera.core.errors import ChimeraError, ConfigError, DataError
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.tools.fulltext import Database
 from agents.tools.literature import LiteratureIndex
 from agents.tools.text.excerpts import excerpt, split_sentences
+from agents.tools.text.fulltext import Database
 from agents.tools.text.passages import clean
 
 PUBMEDQA = Path(__file__).parents[4] / "shared" / "pubmedqa" / "ori_pqal.json"
