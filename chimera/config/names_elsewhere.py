@@ -71,12 +71,10 @@ GONE: Mapping[str, str] = {
         "it is {value} here: a field of {above}.extra_body, or with a provider of provider_options",
     ),
     **dict.fromkeys(
-        (
-            *("pipeline.*.hashed_features", "pipeline.*.prior_variance", "pipeline.*.noise_variance"),
-            *("pipeline.*.reread", "pipeline.*.min_events"),
-        ),
+        ("pipeline.*.hashed_features", "pipeline.*.prior_variance", "pipeline.*.noise_variance", "pipeline.*.reread"),
         "it is {value} here, and it can be set no more: leave it out",
     ),
+    "pipeline.*.min_events": "it is gone: the bandit learns from as many choices as there are",
     "pipeline.*.grad_clip": "set {above}.verl.optim.clip_grad={value}",
     **{f"pipeline.*.{key.rpartition('.')[2]}": f"set {{above}}.verl.{key}={{value}}" for key in OF_VERL},
     "wandb.project": "it is now the environment variable WANDB_PROJECT={value}",

@@ -406,6 +406,8 @@ PLANTED = {
     "evaluation/planted.py": "import agentlightning",
     "agents/tools/planted.py": "import torch.nn",
     "training/bench/planted.py": "from langgraph.graph import x",
+    "evaluation/records/planted.py": "import evaluation.report",
+    "chimera/core/planted.py": "import chimera.show",
 }
 """For each contract, in their order, an import that breaks it."""
 
