@@ -132,18 +132,18 @@ class _Fitted:
 
 
 def _table(table: TableBlock, *, below: bool) -> RichTable:
-    shown = [place for place, column in enumerate(table.columns) if not column.extra]
+    shown = [(place, column) for place, column in enumerate(table.columns) if not column.extra]
     name = RichText(printable(table.name)) if table.name else None
     drawn = RichTable(title=name, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for place in shown:
-        column = table.columns[place]
+    for place, column in shown:
         title, cells = text(column.title, below=below), [_cell(row, place, below) for row in table.rows]
         justify = "right" if column.number else "left"
         lines = [line for cell in cells for line in cell.plain.splitlines()]
         words = lines if column.number else [word[:WORD] for line in lines for word in line.split()]
-        drawn.add_column(title, justify=justify, overflow="fold", min_width=max(map(len, words), default=0))
+        least = max(map(len, words), default=0)
+        drawn.add_column(title, justify=justify, overflow="fold", min_width=least, no_wrap=column.number)
     for row in table.rows:
-        cells = (_cell(row, place, below) for place in shown)
+        cells = (_cell(row, place, below) for place, _ in shown)
         drawn.add_row(*cells, style="bold" if row.strong or row.group else "")
     return drawn
 

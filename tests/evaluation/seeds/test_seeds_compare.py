@@ -228,6 +228,7 @@ def test_the_tables_fit_into_80_columns():
     lines = text.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     assert "…" not in text.getvalue()
+    assert all(line.count("[") == line.count("]") for line in lines)  # No number is cut.
     assert any("data0-seed2" in line for line in lines)
 
 
