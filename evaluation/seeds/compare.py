@@ -153,7 +153,7 @@ def _comparison(
 
 def _has(run: SeedRun, pair: Pair) -> bool:
     before = bool(run.baseline(pair.before)) if pair.kind == "baseline" else run.stage(pair.before) is not None
-    return before and run.stage(pair.after) is not None
+    return before and run.stage(pair.after) is not None and bool(_tasks([run], pair.studies))
 
 
 def _row(pair: Pair, runs: Sequence[SeedRun], metric: str, settings: Mapping[str, Any]) -> dict[str, Any] | None:
