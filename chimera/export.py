@@ -12,6 +12,7 @@ import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from chimera.config.sections.models import ModelConfig
     from chimera.config.tree import Config
     from chimera.run.directory import Run
-    from chimera.run.policies import Place, Policy
+    from chimera.run.policies import Policy
     from chimera.show.model_card import Gain
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
@@ -49,20 +50,13 @@ class LearnedRole:
     slot: str
     policy: "Policy"
     phase: str
+    guidance: "Guided"
+    """What roles have learned to be told in the run."""
 
     @property
     def is_weights(self) -> bool:
         """True for weights, False for a choice among hypotheses or guidance."""
         return self.policy.part == "weights"
-
-    @property
-    def guidance(self) -> "Guided":
-        """What roles have learned to be told in the run."""
-        from agents.policies.guidance import load
-        from chimera.run.policies import SOCIETY, live
-
-        policy = live(self.run.events()).get(("guidance", SOCIETY))
-        return {} if policy is None else load(self.run.path / policy.folder)
 
 
 def main(argv: list[str]) -> int | None:
@@ -102,8 +96,9 @@ def find_learned(run: "Run", role: str) -> LearnedRole:
         ConfigError: There is no such role, or its model is not on this machine.
         RunError: The role has learned nothing.
     """
+    from agents.policies.guidance import load
     from chimera.config.roles import RolesConfig
-    from chimera.run.policies import WENT_LIVE, live
+    from chimera.run.policies import SOCIETY, WENT_LIVE, live
 
     config = run.config
     roles = list(RolesConfig.model_fields)
@@ -113,15 +108,16 @@ def find_learned(run: "Run", role: str) -> LearnedRole:
     slot = config.slot(role)
     events = list(run.events())
     policies = live(events)
-    policy = policies.get(("choice", role)) or policies.get(("weights", slot)) or _told(run, policies, role)
+    instructions = policies.get(("guidance", SOCIETY))
+    guidance = {} if instructions is None else load(run.path / instructions.folder)
+
+    def learned_by(name: str) -> "Policy | None":
+        weights = policies.get(("weights", config.slot(name)))
+        return policies.get(("choice", name)) or weights or (instructions if name in guidance else None)
+
+    policy = learned_by(role)
     if policy is None:
-        learners = sorted(
-            name
-            for name in roles
-            if ("choice", name) in policies
-            or ("weights", config.slot(name)) in policies
-            or _told(run, policies, name) is not None
-        )
+        learners = sorted(filter(learned_by, roles))
         kind = config.models[slot].kind
         played = f"models.{slot}, which is {'an endpoint' if kind == 'endpoint' else kind}"
         raise RunError(
@@ -129,16 +125,7 @@ def find_learned(run: "Run", role: str) -> LearnedRole:
             f"roles that learned: {', '.join(learners) or 'none'}"
         )
     starts = [event for event in events if event["event"] == WENT_LIVE and event["policy"]["version"] == policy.version]
-    return LearnedRole(run, config, role, slot, policy, str(starts[-1]["phase"]))
-
-
-def _told(run: "Run", policies: "Mapping[Place, Policy]", role: str) -> "Policy | None":
-    """The guidance that is live, if `role` learned to be told something."""
-    from agents.policies.guidance import load
-    from chimera.run.policies import SOCIETY
-
-    policy = policies.get(("guidance", SOCIETY))
-    return policy if policy is not None and role in load(run.path / policy.folder) else None
+    return LearnedRole(run, config, role, slot, policy, str(starts[-1]["phase"]), guidance)
 
 
 def check_free(out: Path) -> None:
@@ -303,7 +290,7 @@ def _card(learned: LearnedRole, command: str) -> str:
             data=_data(config, report),
             warning="A toy that knows invented studies only. It does not understand medicine." if toy else "",
             measured=None if report is None else f"{len(report['plan']['tasks'])} {report['plan']['split']} tasks",
-            alone=report is not None and learned.phase in _sequence(report),
+            alone=report is not None and learned.phase in [stage["own_name"] for stage in _sequence(report)],
             gains=[] if report is None else list(gains(report, learned.phase)),
             confidence=0.95 if report is None else float(report["settings"]["confidence"]),
             use={"weights": USE_WEIGHTS, "choice": USE_CHOICE, "guidance": USE_GUIDANCE}[learned.policy.part],
@@ -414,9 +401,9 @@ def _report(run: "Run") -> dict[str, Any] | None:
         raise RunError(f"{file} is no report ({error}): evaluate the run again") from error
 
 
-def _sequence(report: Mapping[str, Any]) -> list[str]:
-    """The phases of the report's stages, in the order of the run, after "base"."""
-    return [stage["own_name"] for stage in report["plan"]["stages"] if stage["kind"] == "sequence"]
+def _sequence(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The report's stages in the order of the run, from "base" on."""
+    return [stage for stage in report["plan"]["stages"] if stage["kind"] == "sequence"]
 
 
 def gains(report: Mapping[str, Any], phase: str) -> "Iterator[Gain]":
@@ -426,12 +413,11 @@ def gains(report: Mapping[str, Any], phase: str) -> "Iterator[Gain]":
     """
     from chimera.show.model_card import METRICS, Gain
 
-    names = _sequence(report)
-    stages = [stage for stage in report["plan"]["stages"] if stage["kind"] == "sequence"]
+    stages = _sequence(report)
     pairs: dict[str, str] = {}
-    if phase in names[1:]:
-        at = names.index(phase)
-        pairs[f"{stages[at - 1]['name']}:{stages[at]['name']}"] = f"after {phase}, beside {stages[at - 1]['title']}"
+    for before, after in pairwise(stages):
+        if after["own_name"] == phase:
+            pairs[f"{before['name']}:{after['name']}"] = f"after {phase}, beside {before['title']}"
     if len(stages) > 1:
         pairs.setdefault(f"{stages[0]['name']}:{stages[-1]['name']}", "the whole run, beside base")
     for pair, title in pairs.items():

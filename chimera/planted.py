@@ -13,11 +13,11 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from chimera.core.cli import parse_arguments
-from chimera.core.errors import ConfigError
 from chimera.core.types import Brief, Label, Section
 from chimera.data.generated import reader
 
@@ -193,16 +193,13 @@ def make_app(planted: Planted) -> "FastAPI":
     return app
 
 
-def main(argv: list[str]) -> int | None:
+def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m chimera planted", description=__doc__)
     parser.add_argument(
         "--port", type=int, default=8100, metavar="N", help="the port (8100, as in configs/planted.yaml)"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="which answers are lucky, and what is written")
-    parser.add_argument("--noise", type=float, default=0.03, metavar="P", help="share of answers that nothing mends")
     arguments = parse_arguments(parser, argv)
-    if not 0 <= arguments.noise <= 1:
-        raise ConfigError(f"--noise {arguments.noise:g} is no share: give a number from 0 to 1")
     import uvicorn
 
     from chimera.core.machine import LOOPBACK, listen_at
@@ -210,12 +207,9 @@ def main(argv: list[str]) -> int | None:
     with listen_at(arguments.port) as listener:
         url = f"http://{LOOPBACK}:{listener.getsockname()[1]}/v1"
         print(f"{url} answers; python -m chimera.train --config configs/planted.yaml; Ctrl-C ends it", flush=True)
-        config = uvicorn.Config(make_app(Planted(arguments.seed, arguments.noise)), log_level="warning")
-        try:
+        config = uvicorn.Config(make_app(Planted(arguments.seed)), log_level="warning")
+        with suppress(KeyboardInterrupt):  # It is how a server ends.
             uvicorn.Server(config).run(sockets=[listener])
-        except KeyboardInterrupt:
-            return 0  # It is how a server ends.
-    return 0
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ class StudyJob:
     trust: tuple[str, ...] = ()
 
 
-def main(argv: list[str]) -> int | None:
+def main(argv: list[str]) -> None:
     arguments = parse_arguments(_parser(), argv)
     from training.configuration import load_config
 
@@ -74,7 +74,6 @@ def main(argv: list[str]) -> int | None:
     for number, run in enumerate(job.runs, start=1):
         _make(job, run, f"{number}/{len(job.runs)}")
     _report(job)
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,12 +1,13 @@
 """`python -m chimera.view`: a web page on this machine that shows runs, also while they go on."""
 
 import argparse
+from contextlib import suppress
 from pathlib import Path
 
 from chimera.core.cli import parse_arguments
 
 
-def main(argv: list[str]) -> int | None:
+def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m chimera.view",
         description=__doc__,
@@ -31,11 +32,8 @@ def main(argv: list[str]) -> int | None:
         print(address, flush=True)
         print(f"shows the runs in {folder} to who has this address; Ctrl-C ends it", flush=True)
 
-    try:
+    with suppress(KeyboardInterrupt):  # It is how a viewer ends.
         serve_view(folder, arguments.port, tell)
-    except KeyboardInterrupt:
-        return 0  # It is how a viewer ends.
-    return 0
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import logging
 import os
 import secrets as random_secrets
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,7 @@ print(ChatOpenAI(base_url="{url}", api_key={key}, model={model}).invoke("Does as
 """
 
 
-def main(argv: list[str]) -> int | None:
+def main(argv: list[str]) -> None:
     arguments = parse_arguments(_parser(), argv)
     if arguments.run is not None and "=" in arguments.run:  # argparse takes the first setting for the run.
         arguments.overrides.insert(0, arguments.run)
@@ -73,11 +74,8 @@ def main(argv: list[str]) -> int | None:
             model=json.dumps(next(iter(models))),
         )
         log_file = Path(tempfile.gettempdir()) / "serve.log"
-        try:
+        with suppress(KeyboardInterrupt):  # It is how a server ends.
             run_server(listener, key, models, config.serving, log_file, lambda: print(introduction, flush=True))
-        except KeyboardInterrupt:
-            return 0  # It is how a server ends.
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -15,6 +15,7 @@ from chimera.show.blocks import (
     Bar,
     Block,
     Cell,
+    Column,
     FactList,
     Figure,
     Fold,
@@ -121,31 +122,55 @@ def _lines(block: Block) -> Iterator[RichText]:
 
 @dataclass(frozen=True, slots=True)
 class _Fitted:
-    """A table whose small texts are beside what they belong to if there is room, else below it."""
+    """A table whose small texts are beside what they belong to if there is room, else below it in narrow columns."""
 
     table: TableBlock
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        table = _table(self.table, below=False)
-        width = Measurement.get(console, options.update(max_width=UNLIMITED), table).maximum
-        yield table if width <= options.max_width else _table(self.table, below=True)
+        natural = Measurement.get(console, options.update(max_width=UNLIMITED), _table(self.table, below=False)).maximum
+        below = natural > options.max_width
+        drawn = _table(self.table, below=below)
+        if below:
+            columns = [column for column in self.table.columns if not column.extra]
+            borders = 2 * len(columns) + 1
+            for column, width in zip(drawn.columns, _widths(drawn, columns, options.max_width - borders), strict=True):
+                column.width = width
+        yield drawn
 
 
 def _table(table: TableBlock, *, below: bool) -> RichTable:
     shown = [(place, column) for place, column in enumerate(table.columns) if not column.extra]
     name = RichText(printable(table.name)) if table.name else None
     drawn = RichTable(title=name, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for place, column in shown:
-        title, cells = text(column.title, below=below), [_cell(row, place, below) for row in table.rows]
-        justify = "right" if column.number else "left"
-        lines = [line for cell in cells for line in cell.plain.splitlines()]
-        words = lines if column.number else [word[:WORD] for line in lines for word in line.split()]
-        least = max(map(len, words), default=0)
-        drawn.add_column(title, justify=justify, overflow="fold", min_width=least, no_wrap=column.number)
+    for _, column in shown:
+        title = text(column.title, below=below)
+        drawn.add_column(title, justify="right" if column.number else "left", overflow="fold")
     for row in table.rows:
         cells = (_cell(row, place, below) for place, _ in shown)
         drawn.add_row(*cells, style="bold" if row.strong or row.group else "")
     return drawn
+
+
+def _widths(drawn: RichTable, columns: Sequence[Column], room: int) -> list[int]:
+    """Letters of each column: the widest give way, first their lines, then words of titles, but never a number."""
+    widths, readable, least = [], [], []
+    for column, shown in zip(drawn.columns, columns, strict=True):
+        title, cells = str(column.header), "\n".join(map(str, column.cells))
+        widths.append(_longest([*title.splitlines(), *cells.splitlines()]))
+        least.append(_longest(cells.splitlines() if shown.number else _words(cells)))
+        readable.append(max(least[-1], _longest(_words(title))))
+    for floor in (readable, least):
+        while sum(widths) > room and widths != floor:
+            widths[max(range(len(widths)), key=lambda place: (widths[place] > floor[place]) * widths[place])] -= 1
+    return widths
+
+
+def _words(content: str) -> list[str]:
+    return [word[:WORD] for word in content.split()]
+
+
+def _longest(parts: Sequence[str]) -> int:
+    return max(map(len, parts), default=0)
 
 
 def _cell(row: TableLine, place: int, below: bool) -> RichText:

@@ -6,16 +6,14 @@ from dataclasses import replace
 import httpx
 import pytest
 from jsonschema import validate
-from message_kit import refused
 from planted_kit import planted_server
 
 from agents.roles import ROLES
 from agents.visit.prompting import opening, schema_format
 from agents.visit.quoting import answer_format
 from agents.visit.sources import given_sources
-from chimera.core.errors import ConfigError
 from chimera.data.tasks import load
-from chimera.planted import HABITS, SENTENCES, Planted, main
+from chimera.planted import HABITS, SENTENCES, Planted
 from training.configuration import load_config
 from training.guidance.writer import INSTRUCTIONS, LESSONS
 
@@ -97,8 +95,3 @@ def test_it_answers_over_http_and_refuses_what_is_no_conversation():
         assert httpx.post(f"{url}/chat/completions", json=sent).json() == Planted().respond(sent)
         assert httpx.get(f"{url}/models").json()["data"][0]["id"] == "planted"
         assert httpx.post(f"{url}/chat/completions", json={"messages": []}).status_code == 400
-
-
-def test_a_noise_that_is_no_share_is_refused():
-    with refused(ConfigError, "--noise 2", "0 to 1"):
-        main(["--noise", "2"])

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import re
 from statistics import fmean
 
 import numpy as np
@@ -225,11 +226,16 @@ def test_runs_that_were_asked_other_tasks_say_so():
 
 def test_the_tables_fit_into_80_columns():
     study = build([make_run(0), make_run(1, back=("ppo",)), make_run(2)])
-    text = io.StringIO()
-    terminal.show(Console(file=text, width=80), brief(study))
-    lines = text.getvalue().splitlines()
-    assert all(len(line) <= 80 and "…" not in line and line.count("[") == line.count("]") for line in lines)
-    assert any("data0-seed2" in line for line in lines)
+
+    def lines(width):
+        text = io.StringIO()
+        terminal.show(Console(file=text, width=width), brief(study))
+        return text.getvalue().splitlines()
+
+    assert all(len(line) <= 80 and "…" not in line and line.count("[") == line.count("]") for line in lines(80))
+    assert any("data0-seed2" in line for line in lines(80))
+    numbers = [sorted(re.findall(r"\d+\.\d+", " ".join(lines(width)))) for width in (60, 200)]
+    assert numbers[0] == numbers[1]
 
 
 def test_a_file_that_is_no_report_is_named(tmp_path):
