@@ -92,7 +92,7 @@ def _phases(config: "Config", dataset: "Dataset") -> "Iterator[Probed]":
     from agents.person import check_unattended
     from chimera.core.errors import ConfigError
     from evaluation.probes.probed import Level, Probed
-    from training.plans import make_phases
+    from training.phases import make_phases
 
     try:
         check_unattended(config.society)

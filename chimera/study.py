@@ -104,7 +104,7 @@ def _job(arguments: argparse.Namespace, config: "Config") -> StudyJob:
     """The job that the command line describes."""
     from chimera.config.trust import named_code
     from chimera.run.directory import check_name
-    from training.plans import choose_names
+    from training.phases import choose_names
 
     if arguments.data_seeds > 1 and config.data.path != "generated":
         raise ConfigError(

@@ -70,8 +70,8 @@ def main(argv: list[str]) -> int | None:
     from chimera.show.next import after_interruption, after_training, print_next
     from evaluation.measures.families import check as check_families
     from evaluation.records.plan import check_ids
-    from training.gate import check as check_gate
-    from training.plans import at_most, check_rollouts, choose_names, expected_costs, make_phases
+    from training.gate.decide import check as check_gate
+    from training.phases import at_most, check_rollouts, choose_names, expected_costs, make_phases
     from training.session import train
 
     gc.enable()

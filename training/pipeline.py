@@ -14,10 +14,10 @@ from chimera.run.directory import LEDGER
 from chimera.run.policies import Policy
 from chimera.run.seals import seal
 from training.bench.lab_bench import LabBench
-from training.gate import Gate
+from training.gate.decide import Gate
 from training.lab.lab import Lab
 from training.learning.base import Learned
-from training.plans import Phase, expected_costs
+from training.phases import Phase, expected_costs
 
 LEDGER_PHASE = "ledger"
 """The phase name of the run's last line in metrics.jsonl: times, and the ledger's last hash, which W&B publishes."""

@@ -19,7 +19,7 @@ from chimera.run.directory import Run
 from chimera.serving.process import serve
 from evaluation.telemetry.sender import telemetry
 from training.interrupt import interruptible
-from training.plans import Phase
+from training.phases import Phase
 from training.watch.view import make_view
 
 

@@ -12,7 +12,7 @@ from chimera.config.sections.graph import GraphConfig
 from chimera.core.errors import ConfigError
 from chimera.data.tasks import load
 from training.configuration import load_config
-from training.plans import make_phases
+from training.phases import make_phases
 
 BOARD = ["ProtocolDesigner", "PeerReviewer", "SafetyOfficer", "PrincipalInvestigator", "Evaluation"]
 PLANNED = {"reviews": False, "waives": ("SafetyOfficer",)}

@@ -13,7 +13,7 @@ from chimera.core.errors import ConfigError
 from chimera.data.tasks import load
 from chimera.run.directory import TRIAL
 from training.configuration import load_config
-from training.plans import check_rollouts, choose_names, make_phases
+from training.phases import check_rollouts, choose_names, make_phases
 
 pytestmark = pytest.mark.whole
 

@@ -9,8 +9,8 @@ from message_kit import refused
 from chimera.core.errors import ConfigError
 from chimera.data.tasks import load
 from training.configuration import load_config
+from training.phases import make_phases
 from training.planning import Machine, plan_run
-from training.plans import make_phases
 
 ROOT = Path(__file__).parents[2]
 GB = 2**30

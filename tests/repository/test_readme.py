@@ -14,7 +14,7 @@ from chimera.config.tree import Config
 from chimera.core.secrets import ENVIRONMENT
 from chimera.data.tasks import load
 from training.configuration import load_config
-from training.plans import choose_names, make_phases
+from training.phases import choose_names, make_phases
 from training.ppo.verl.configuration import PASSED
 
 ROOT = Path(__file__).parents[2]

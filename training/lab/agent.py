@@ -1,29 +1,72 @@
 """The society as an Agent Lightning agent, and a worker whose rollouts go through Agent Lightning 0.3.0.
 
-Its runner takes one rollout at a time from nobody: the worker hands it over. Store, tracer and hooks are Agent
-Lightning's own, in this process, so that whatever is written for them works here.
+Its runner takes one rollout at a time from nobody: the worker hands it over. Store and hooks are Agent Lightning's
+own, in this process, so that whatever is written for them works here.
 """
 
 import logging
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import fields
 from typing import Any
 
 import agentlightning as agl
+from agentlightning.types import OtelResource, TraceStatus
 
 from chimera.core.errors import ChimeraError
 from evaluation.rollout.worker import Job, Result, Worker
-from training.lab.tracer import RolloutTracer, record
+from evaluation.traces.spans import Span
 
 # It logs a traceback of every rollout that fails. The record says why, and anything else is raised.
 logging.getLogger("agentlightning.runner.agent").setLevel(logging.CRITICAL)
 
 SPAN_MEMORY_BYTES = 64 * 2**20
 """Spans beyond it are evicted, oldest first; they are on disk."""
+RESOURCE = OtelResource(attributes={}, schema_url="")
+
+_recorded: ContextVar[list[Span]] = ContextVar("recorded")
+"""The current rollout's trace."""
+_stored: ContextVar[list[agl.Span]] = ContextVar("stored")
+"""The spans that the store holds of it."""
 
 
 class RolloutFailed(ChimeraError):
     """Tells Agent Lightning that a rollout failed; the record on disk says why."""
+
+
+def record(trace: Sequence[Span]) -> None:
+    """Have the store get `trace` as the current rollout's when it ends."""
+    _recorded.get().extend(trace)
+
+
+class RolloutTracer(agl.DummyTracer):
+    """One runner's tracer: a rollout's spans go into the store at its end, failed or not.
+
+    Agent Lightning 0.3.0's `OtelTracer` knows one rollout in a process, and its `DummyTracer` has no trace.
+    """
+
+    @asynccontextmanager
+    async def trace_context(self, name: str | None = None, **ids: Any) -> AsyncIterator[None]:
+        """One attempt of a rollout, with the store's `rollout_id` and `attempt_id`."""
+        assert self._store is not None
+        _recorded.set(trace := [])
+        _stored.set([])
+        try:
+            yield
+        finally:
+            _stored.set(list(await self._store.add_many_spans([_stored_span(span, ids) for span in trace])))
+
+    def get_last_trace(self) -> list[agl.Span]:
+        """The spans of the rollout that has just ended."""
+        return _stored.get()
+
+
+def _stored_span(span: Span, ids: Mapping[str, Any]) -> agl.Span:
+    """`span` as Agent Lightning's. Its types hold by construction; to check them takes longer than to store it."""
+    values: dict[str, Any] = {field.name: getattr(span, field.name) for field in fields(Span)}
+    values |= {"status": TraceStatus.model_validate(span.status), "resource": RESOURCE, "context": None, "parent": None}
+    return agl.Span.model_construct(**{**values, **ids})
 
 
 class SocietyAgent(agl.LitAgent[dict[str, Any]]):

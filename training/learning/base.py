@@ -45,7 +45,7 @@ class PhasePlan:
 
     @property
     def slot(self) -> str:
-        """The one slot of a phase that learns weights; `training.plans` has refused others."""
+        """The one slot of a phase that learns weights; `training.phases` has refused others."""
         (slot,) = self.slots
         return slot
 

@@ -1,7 +1,7 @@
 """How long a run will still take, from what its parts have taken so far.
 
 A part is a phase or a gate's evaluation. The unit of cost is one gathered rollout. Costs of parts that have not begun
-are rough (`training.plans.expected_costs`); the speed is measured, and so is the part that is
+are rough (`training.phases.expected_costs`); the speed is measured, and so is the part that is
 running.
 """
 

@@ -258,7 +258,7 @@ def test_slots_inherit_servers_and_only_those_that_learn_have_their_own():
 
 def test_weights_behind_vllm_are_weights_that_phases_may_train():
     from chimera.data.tasks import load
-    from training.plans import make_phases
+    from training.phases import make_phases
 
     config = load_config(None, ["models.junior.kind=vllm", f"models.junior.python={PYTHON}", "data.size=400"])
     phases = make_phases(tuple(config.pipeline), config, load(config.data))

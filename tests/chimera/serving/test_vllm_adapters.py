@@ -16,7 +16,7 @@ from chimera.serving.vllm.publish import Loaded, ServedWeights
 from chimera.serving.vllm.weights import prepare
 from training.configuration import load_config
 from training.model.weights import LoraAdapter, write_model
-from training.plans import make_phases
+from training.phases import make_phases
 
 ASKED = {"model": "senior", "messages": [{"role": "user", "content": "q"}]}
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"

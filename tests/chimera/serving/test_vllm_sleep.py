@@ -17,7 +17,7 @@ from chimera.serving.vllm.engine import arguments
 from chimera.serving.vllm.publish import Loaded, ServedWeights
 from chimera.serving.vllm.weights import prepare
 from training.configuration import load_config
-from training.plans import make_phases
+from training.phases import make_phases
 
 ASKED = {"model": "senior", "messages": [{"role": "user", "content": "q"}]}
 SLEEP, WAKE = "/sleep?level=1&mode=wait", "/wake_up"

@@ -32,7 +32,7 @@ from evaluation.report.spreadsheet import metrics_csv, rollouts_csv
 from evaluation.verify.check import unlike
 from evaluation.verify.impossible import impossible
 from training.configuration import load_config
-from training.gate_rule import compare as compare_gate
+from training.gate.rule import compare as compare_gate
 
 
 def records(run):

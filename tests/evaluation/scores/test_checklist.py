@@ -170,4 +170,4 @@ def test_it_is_written_without_the_rubric_and_only_the_gate_s_alarm_uses_it_in_t
     )
     learners = [file for folder in ("training", "agents") for file in (root / folder).rglob("*.py")]
     assert learners
-    assert sorted(file.name for file in learners if used.search(file.read_text())) == ["gate_alarm.py", "lab.py"]
+    assert sorted(file.name for file in learners if used.search(file.read_text())) == ["alarm.py", "lab.py"]

@@ -32,7 +32,7 @@ from training.algorithms.bandit import Bandit, BanditSettings, draw_tasks
 from training.configuration import load_config
 from training.learning.base import PhasePlan
 from training.learning.episodes import Episode
-from training.plans import make_phases
+from training.phases import make_phases
 
 TASKS = {item.task.id: item for item in generate(260, seed=7)}
 HALF = SelectionSpec(None, None, 0.5)

@@ -6,7 +6,7 @@ from message_kit import refused
 from chimera.core.errors import ConfigError
 from chimera.data.tasks import load
 from training.configuration import load_config
-from training.plans import make_phases
+from training.phases import make_phases
 
 REFINER = "roles=[HypothesisRefiner]"
 OF_EACH = [

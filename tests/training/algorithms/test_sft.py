@@ -26,7 +26,7 @@ from training.learning.examples import NOT_LEARNED, Row
 from training.learning.experience import Conversation
 from training.learning.fine_tuning import SftSettings
 from training.learning.selection import select
-from training.plans import make_phases
+from training.phases import make_phases
 from training.tune.render import Renderer
 
 GOAL = "Is pain lower?"

@@ -21,7 +21,7 @@ from chimera.run.directory import Run
 from training.configuration import load_config
 from training.guidance.aflow import Aflow, AflowSettings, frontier, neighbours
 from training.learning.base import PhasePlan
-from training.plans import make_phases
+from training.phases import make_phases
 
 TASKS = [task(f"t{number}") for number in range(120)]
 DATASET = Dataset(tuple(TASKS), (), (), "generated", "test")

@@ -23,7 +23,7 @@ from training.guidance.gepa import Gepa, GepaSettings
 from training.guidance.lessons import LessonsAlgorithm, LessonsSettings
 from training.learning.base import PhasePlan
 from training.learning.experience import Conversation
-from training.plans import make_phases
+from training.phases import make_phases
 
 ENDPOINTS = [f"models.junior.{key}" for key in ("kind=endpoint", "base_url=http://127.0.0.1:1/v1", "model=m")]
 TASKS = [task(f"t{number}", ("yes", "no")[number % 2]) for number in range(40)]

@@ -15,8 +15,8 @@ from chimera.data.tasks import load
 from chimera.run.directory import Run
 from chimera.run.policies import Policy, live
 from chimera.run.seals import seal
-from training import gate
 from training.configuration import load_config
+from training.gate import decide as gate
 
 pytestmark = pytest.mark.whole
 

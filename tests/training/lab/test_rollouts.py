@@ -26,7 +26,7 @@ from evaluation.traces.calls import model_calls
 from evaluation.traces.spans import EXCHANGE, RAW, read
 from evaluation.traces.tree import tree
 from training.learning.states import draw_inputs
-from training.plans import choose_names
+from training.phases import choose_names
 from training.watch.summary import summarize
 from training.watch.wandb.hook import rewards
 

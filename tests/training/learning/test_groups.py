@@ -19,7 +19,7 @@ from training.learning.base import PhasePlan
 from training.learning.groups import group_figures, grow
 from training.learning.states import collect_states, states_of
 from training.learning.values import Values, earned, how_valued
-from training.plans import make_phases
+from training.phases import make_phases
 
 PLAN = PhasePlan("refine", "ppo", (REFINER,), ("refiner",))
 PROTOCOL = {

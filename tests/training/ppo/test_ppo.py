@@ -26,7 +26,7 @@ from chimera.run.policies import Policy
 from evaluation.traces.token_records import read_tokens, tokens_file, write_tokens
 from training.configuration import load_config
 from training.learning.base import PhasePlan
-from training.plans import make_phases
+from training.phases import make_phases
 from training.ppo import steps as ppo_steps
 from training.ppo.checkpoints import Checkpoints, Progress
 from training.ppo.phase import Ppo

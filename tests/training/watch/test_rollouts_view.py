@@ -14,7 +14,7 @@ from rich.table import Table
 from chimera.data.tasks import load
 from evaluation.records.rollouts import RolloutRecord
 from training.configuration import load_config
-from training.plans import choose_names, expected_costs, make_phases
+from training.phases import choose_names, expected_costs, make_phases
 from training.watch import lines as lines_module
 from training.watch.forecast import TimeForecast
 from training.watch.progress import Activity

@@ -12,9 +12,9 @@ from chimera.core.errors import UnreachableError
 from evaluation.records.study import Judged
 from evaluation.scores.auditor import Auditor
 from evaluation.scores.judge import CRITERIA
-from training import gate
 from training.configuration import load_config
-from training.gate_alarm import alarm
+from training.gate import decide as gate
+from training.gate.alarm import alarm
 
 CONFIG = load_config(None, ["evaluation.resamples=500"])
 TASKS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10)

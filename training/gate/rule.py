@@ -12,7 +12,7 @@ about half of the cases. This rule (100 tasks, deviation of a task's change 0.47
     true change of right answers, points   -10   -5   -3    0   +5   +8
     rolled back, % of cases                 89   54   38   17    2    0
 
-`training.gate_power` computes such rows, also from a run's own pairs. The costs: a policy that changes nothing is
+`training.gate.power` computes such rows, also from a run's own pairs. The costs: a policy that changes nothing is
 rolled back in 17 % of cases (in four such phases in a row: in 31 %, because there are more rivals), and a loss as large
 as the margin is kept in about half. Losses below the margin do not add up, because the rivals stay: of ten true losses
 of 3 points in a row 2.1 went live on average and never more than four, in 100 simulated runs.

@@ -1,7 +1,7 @@
 """The gate: compares each learned policy on validation tasks, and keeps it live or rolls it back.
 
 The new stage is compared with the stage before, the base and the best stage so far, on the same tasks and seeds.
-`training.gate_rule` decides. The tasks are validation tasks, so the gate's choice does not bias a report on test tasks.
+`training.gate.rule` decides. The tasks are validation tasks, so the gate's choice does not bias a report on test tasks.
 """
 
 import asyncio
@@ -25,8 +25,9 @@ from evaluation.records.plan import gate_tasks
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from evaluation.records.study import BASE, GATE
 from evaluation.report.formats import signed
-from training import gate_alarm, gate_power
-from training.gate_rule import Rivalry, compare
+from training.gate import power as gate_power
+from training.gate.alarm import alarm
+from training.gate.rule import Rivalry, compare
 from training.watch.summary import summarize
 
 if TYPE_CHECKING:
@@ -115,13 +116,13 @@ class Gate:
         return True
 
     async def _alarm(self, rivalry: Rivalry) -> tuple[str | None, dict[str, Any]]:
-        """What the second judge says against the new stage, and its figures; see `training.gate_alarm`."""
+        """What the second judge says against the new stage, and its figures; see `training.gate.alarm`."""
         lab, auditor = self._lab, None
         stages = self._records(rivalry.before), self._records(rivalry.after)
         try:
             if (auditor := lab.second_judge()) is None:
                 return None, {}
-            sentence, figures = await gate_alarm.alarm(*stages, auditor, lab.config)
+            sentence, figures = await alarm(*stages, auditor, lab.config)
         except (UnreachableError, ConfigError) as error:
             lab.view.warn(f"gate: the second judge was not asked about {rivalry.after}: {error}")
             return None, {}

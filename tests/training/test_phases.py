@@ -8,7 +8,7 @@ from message_kit import refused
 from chimera.core.errors import ConfigError
 from chimera.data.tasks import load
 from training.configuration import find_algorithm, load_config
-from training.plans import choose_names, make_phases
+from training.phases import choose_names, make_phases
 
 SHARED = ["roles.HypothesisRefiner.model=senior"]
 TWO = [

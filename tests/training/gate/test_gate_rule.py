@@ -15,9 +15,9 @@ from evaluation.measures.comparison import compare as report_compare
 from evaluation.measures.comparison import judged
 from evaluation.measures.metrics import metrics_of
 from evaluation.records.study import Plan, PlannedTask, Stage, StageAnswers
-from training import gate_power
 from training.configuration import load_config
-from training.gate_rule import compare
+from training.gate import power as gate_power
+from training.gate.rule import compare
 
 CONFIG = load_config(overrides=["evaluation.resamples=20"])
 REWARDS = st.lists(st.floats(-1, 2), min_size=6, max_size=20)

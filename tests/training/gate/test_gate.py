@@ -16,9 +16,9 @@ from chimera.data.tasks import load
 from chimera.run.directory import Run
 from chimera.run.policies import Policy, live
 from evaluation.records.rollouts import RolloutRecord
-from training import gate
 from training.configuration import load_config
-from training.gate_rule import compare
+from training.gate import decide as gate
+from training.gate.rule import compare
 
 
 def record(task_id, reward, answer="yes", stage="base", status="succeeded"):
