@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from io import StringIO
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.padding import Padding
@@ -127,10 +128,9 @@ class _Fitted:
     table: TableBlock
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        natural = Measurement.get(console, options.update(max_width=UNLIMITED), _table(self.table, below=False)).maximum
-        below = natural > options.max_width
-        drawn = _table(self.table, below=below)
-        if below:
+        drawn = _table(self.table, below=False)
+        if Measurement.get(console, options.update(max_width=UNLIMITED), drawn).maximum > options.max_width:
+            drawn = _table(self.table, below=True)
             columns = [column for column in self.table.columns if not column.extra]
             borders = 2 * len(columns) + 1
             for column, width in zip(drawn.columns, _widths(drawn, columns, options.max_width - borders), strict=True):
@@ -152,25 +152,21 @@ def _table(table: TableBlock, *, below: bool) -> RichTable:
 
 
 def _widths(drawn: RichTable, columns: Sequence[Column], room: int) -> list[int]:
-    """Letters of each column: the widest give way, first their lines, then words of titles, but never a number."""
+    """Cells of each column: the widest give way, first their lines, then words of titles, but never a number."""
     widths, readable, least = [], [], []
     for column, shown in zip(drawn.columns, columns, strict=True):
         title, cells = str(column.header), "\n".join(map(str, column.cells))
-        widths.append(_longest([*title.splitlines(), *cells.splitlines()]))
-        least.append(_longest(cells.splitlines() if shown.number else _words(cells)))
-        readable.append(max(least[-1], _longest(_words(title))))
+        least.append(_longest(cells.splitlines()) if shown.number else min(WORD, _longest(cells.split())))
+        readable.append(max(least[-1], min(WORD, _longest(title.split()))))
+        widths.append(max(readable[-1], min(room, _longest([*title.splitlines(), *cells.splitlines()]))))
     for floor in (readable, least):
         while sum(widths) > room and widths != floor:
             widths[max(range(len(widths)), key=lambda place: (widths[place] > floor[place]) * widths[place])] -= 1
     return widths
 
 
-def _words(content: str) -> list[str]:
-    return [word[:WORD] for word in content.split()]
-
-
 def _longest(parts: Sequence[str]) -> int:
-    return max(map(len, parts), default=0)
+    return max(map(cell_len, parts), default=0)
 
 
 def _cell(row: TableLine, place: int, below: bool) -> RichText:
