@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from agents.state import ResearchState, Update
 from chimera.config.sections.society import SocietyConfig
 from chimera.core.errors import ConfigError
-from chimera.core.types import Decision
+from chimera.core.types import LABELS, Decision
 
 PERSON = "Seat"
 """The node's name, as in saved states."""
@@ -57,6 +57,9 @@ def refused(verdict: PersonVerdict, state: Mapping[str, Any]) -> str | None:
     """Why `verdict` cannot take effect in `state`; None if it can."""
     if verdict.decision == "GO" and state["final_veto"] is not None:
         return f"GO is not possible while a CRITICAL review or a broken rule stands: {state['final_veto']}"
+    options = tuple(state.get("options") or LABELS)
+    if verdict.answer is not None and verdict.answer not in options:
+        return f"the answer {verdict.answer!r} is none of {', '.join(options)}"
     return None
 
 

@@ -1,8 +1,8 @@
 """Where a reviewed protocol goes next, as pure functions.
 
     worst of both reviews    revisions left         next
-    CRITICAL                 critical and total     HypothesisRefiner
-    MAJOR                    major and total        ProtocolDesigner
+    CRITICAL                 critical               HypothesisRefiner
+    MAJOR                    major                  ProtocolDesigner
     anything else, or no revision left              PrincipalInvestigator
 
 The severity of a review decides, not its verdict: APPROVE with MAJOR or CRITICAL does not approve. REVISE with NONE or

@@ -63,7 +63,6 @@ class Society:
         evaluate: Evaluator,
         operation: Operation = no_operation,
         observe: Observer = no_observer,
-        select: Selector | None = None,
         timeout_s: float = 300.0,
     ) -> None:
         self._model = model
@@ -74,7 +73,6 @@ class Society:
         self._evaluate = evaluate
         self._operation = operation
         self._observe = observe
-        self._select = select or SupervisorChoice()
         self._visit_s = timeout_s * 3 / 5
         build_graph(config)  # Compiled once in a process, before anything is asked.
 
@@ -211,7 +209,7 @@ class Society:
             model=self._model,
             toolbox=self._toolbox,
             evaluate=self._evaluate,
-            select=select or self._select,
+            select=select or SupervisorChoice(),
             operation=self._operation,
             observe=self._observe,
             guidance=learned.guidance,

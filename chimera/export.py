@@ -81,7 +81,7 @@ def main(argv: list[str]) -> int | None:
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m chimera.export", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m chimera.export", description=__doc__)
     parser.add_argument("run", help="the run's name or folder, or 'latest'")
     parser.add_argument("--role", required=True, help="the role, such as HypothesisRefiner")
     parser.add_argument("--out", metavar="DIR", help="the folder to write, new or empty (default RUN-ROLE)")
@@ -149,6 +149,7 @@ def write(learned: LearnedRole, source: Path, out: Path, command: str) -> None:
     Raises:
         RunError: The disk is full, or the run's report was changed.
     """
+    out = out.resolve()
     draft = out.with_name(f".{out.name}.draft")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -372,9 +373,8 @@ def _data(config: "Config", report: Mapping[str, Any] | None) -> str:
 
 def licence_of(path: str) -> str | None:
     """The licence of a base model: MIT for the bundled one, or what the model card in its folder says; else None."""
-    from chimera.config.sections.bundled import BUNDLED
+    from chimera.config.sections.bundled import BUNDLED, NAMED
     from chimera.serving.embedded.checkpoint import locate
-    from chimera.serving.embedded.sources.named import NAMED
 
     if path in BUNDLED:
         return "mit"

@@ -1,7 +1,6 @@
 """`python -m chimera.study`: train and evaluate with several seeds, and report over all of them."""
 
 import argparse
-import hashlib
 import json
 import shutil
 import time
@@ -15,6 +14,7 @@ from chimera.config.differences import differences
 from chimera.core.cli import count, parse_arguments, run_command
 from chimera.core.errors import ConfigError, RunError
 from chimera.core.files import replace_file
+from chimera.run.hashes import hash_artifact
 
 if TYPE_CHECKING:
     from chimera.config.tree import Config
@@ -123,7 +123,15 @@ def _job(arguments: argparse.Namespace, config: "Config") -> StudyJob:
     file = ["--config", str(arguments.config)] if arguments.config else []
     names = choose_names(arguments.phases, config)
     trust = tuple(f"--trust={code.name}" for code in dict.fromkeys(named_code(config, "training")))
-    return StudyJob(folder, runs, names, (*file, *overrides), arguments.stages, config.secret_names(), trust)
+    return StudyJob(folder, runs, names, (*file, *overrides), arguments.stages, _keys(config), trust)
+
+
+def _keys(config: "Config") -> tuple[str, ...]:
+    """The environment variables with the keys that a run's models and tools need."""
+    from chimera.serving.providers import CREDENTIALS
+
+    providers = dict.fromkeys(model.provider or "" for model in config.models.values())
+    return (*config.secret_names(), *(name for provider in providers for name in CREDENTIALS.get(provider, ())))
 
 
 def _begin(job: StudyJob, config: "Config") -> None:
@@ -131,8 +139,7 @@ def _begin(job: StudyJob, config: "Config") -> None:
     from chimera.config.loader import effective
 
     settings = effective(config)
-    for path in (("seed",), ("runs_dir",), ("data", "seed")):
-        _without(settings, path)
+    del settings["seed"], settings["runs_dir"], settings["data"]["seed"]
     identity = {"phases": list(job.phases), **json.loads(json.dumps(settings, default=str))}
     try:
         job.folder.mkdir(parents=True, exist_ok=True)
@@ -176,7 +183,7 @@ def _make(job: StudyJob, member: Wanted, place: str) -> None:
         "chimera.eval",
         ["--run", member.name, *stages, f"runs_dir={job.folder}", *job.trust],
     )
-    _note(job, "evaluated", run=member.name, stages=job.stages, report=_hash(report))
+    _note(job, "evaluated", run=member.name, stages=job.stages, report=hash_artifact(report))
 
 
 def _training_arguments(job: StudyJob, member: Wanted) -> list[str]:
@@ -201,7 +208,7 @@ def _child(job: StudyJob, member: Wanted, place: str, what: str, module: str, ar
     _note(job, f"{what} started", run=member.name)
     began = time.monotonic()
     begun = (job.folder / member.name / "config.yaml").is_file()
-    keys = job.keys + (Run.open(member.name, job.folder).config.secret_names() if begun else ())
+    keys = job.keys + (_keys(Run.open(member.name, job.folder).config) if begun else ())
     run_child(module, arguments, log, what=f"{what} of run {member.name}", keys=keys)
     seconds = time.monotonic() - began
     _note(job, f"{what} finished", run=member.name, seconds=round(seconds, 1))
@@ -238,7 +245,7 @@ def _evaluated(job: StudyJob, member: Wanted, report: Path) -> bool:
     evaluations = [event for event in _events(job) if event["event"] == "evaluated" and event["run"] == member.name]
     if not evaluations or not report.is_file():
         return False
-    return evaluations[-1]["stages"] == job.stages and evaluations[-1]["report"] == _hash(report)
+    return evaluations[-1]["stages"] == job.stages and evaluations[-1]["report"] == hash_artifact(report)
 
 
 def _report(job: StudyJob) -> None:
@@ -275,16 +282,6 @@ def _note(job: StudyJob, event: str, **fields: Any) -> None:
     from chimera.run.jsonl import append_line
 
     append_line(job.folder / STATE, {"time": now(), "event": event, **fields}, sync=True)
-
-
-def _without(tree: dict[str, Any], path: Sequence[str]) -> None:
-    for key in path[:-1]:
-        tree = tree.get(key, {})
-    tree.pop(path[-1], None)
-
-
-def _hash(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 if __name__ == "__main__":

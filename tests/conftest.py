@@ -12,6 +12,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+from message_kit import PROTOCOL
 
 import training  # noqa: F401  before Agent Lightning, which so leaves LiteLLM out
 from agents.roles import ROLES
@@ -56,17 +57,6 @@ async def never(*_):
 # --- society: a scripted model and toolbox
 
 HYPOTHESIS = {"evidence": ["The rate was lower (p=0.01)."], "comparison": "lower", "claim": "It works", "answer": "yes"}
-PROTOCOL = {
-    "design": "randomised trial",
-    "population": "adults",
-    "intervention": "drug",
-    "comparator": "placebo",
-    "outcome": "rate",
-    "sample_size": 120,
-    "analysis": "log-rank test",
-    "safeguards": "monitoring board",
-    "expected": "yes",
-}
 APPROVAL = {"issues": [], "severity": "NONE", "verdict": "APPROVE"}
 SOCIETY_ANSWERS: dict[str, dict[str, Any]] = {
     "Geneticist": {**HYPOTHESIS, "claim": "genes"},

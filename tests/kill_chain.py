@@ -12,6 +12,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +30,24 @@ GONE_S = 3.0
 """On an idle machine nothing may be left of a run so long after its main process has ended."""
 LONG_S = 600.0
 """No step takes so long, however busy the machine is."""
+
+
+@contextmanager
+def commands():
+    """Starts commands in groups of their own, with their output as lines; none outlives the block."""
+    started = []
+
+    def start(command):
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        started.append(subprocess.Popen(command, **pipes, env=environment, start_new_session=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
 
 
 @dataclass(frozen=True)

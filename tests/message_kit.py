@@ -9,6 +9,30 @@ import pytest
 
 Refusal = TypeVar("Refusal", bound=BaseException)
 Piece: TypeAlias = "str | int | float | tuple[str, ...]"
+GOUT = {
+    "design": "randomised double-blind trial",
+    "population": "adults with gout",
+    "intervention": "melanolix",
+    "comparator": "placebo",
+    "outcome": "pain score at 24 weeks",
+    "sample_size": 200,
+    "analysis": "analysis of covariance",
+    "safeguards": "informed consent, adverse event monitoring and a stopping rule",
+    "expected": "yes",
+    "amendments": [],
+}
+"""A good protocol."""
+PROTOCOL = {
+    "design": "randomised trial",
+    "population": "adults",
+    "intervention": "drug",
+    "comparator": "placebo",
+    "outcome": "rate",
+    "sample_size": 120,
+    "analysis": "log-rank test",
+    "safeguards": "monitoring board",
+    "expected": "yes",
+}
 
 
 def lacking(text: str, *pieces: Piece) -> list[str]:

@@ -4,6 +4,7 @@ import io
 from html.parser import HTMLParser
 
 import numpy as np
+from message_kit import PROTOCOL
 from rich.console import Console
 
 from chimera.run.directory import Run
@@ -25,17 +26,6 @@ LABEL_OF = {"GO": "yes", "NO-GO": "no", "UNDECIDED": "maybe"}
 HOSTILE = '</details><script>alert("x")</script> | [a](javascript:x) `'
 FAILURE = f"Supervisor: no JSON after 31 tokens {HOSTILE}"
 ANSWER = {"evidence": ["It fell (p=0.01)."], "comparison": "lower", "claim": "it works", "answer": "yes"}
-PROTOCOL = {
-    "design": "randomised trial",
-    "population": "adults",
-    "intervention": "drug",
-    "comparator": "placebo",
-    "outcome": "rate",
-    "sample_size": 120,
-    "analysis": "log-rank test",
-    "safeguards": "a monitoring board",
-    "expected": "yes",
-}
 BASE = {"junior": "nano@0", "judge": "rubric", "selection": "supervisor's model"}
 SFT = Policy("weights", "junior", "junior@sft", "models/junior/sft")
 STAGES = (
@@ -152,7 +142,7 @@ def write_run(folder):
             row = {"baseline": "majority", "task_id": f"t{task}", "repeat": 0, "answer": answer, "error": why}
             append_line(side / "baselines.jsonl", row)
             for sample in range(4):
-                used = {"calls": 1, "prompt_tokens": 300, "completion_tokens": 50, "sample": sample}
+                used = {"calls": 1, "prompt_tokens": 300, "completion_tokens": 50, "sample": sample, "models": "nano@0"}
                 call = {**row, "baseline": "single@base", "answer": VOTES[sample], "error": None, **used}
                 append_line(side / "baselines.jsonl", call)
     return Run(run.path)

@@ -2,6 +2,20 @@
 
 import json
 
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "literature_search",
+        "description": "Search.",
+        "parameters": {
+            "type": "object",
+            "properties": {"query": {"type": "string", "maxLength": 8}},
+            "required": ["query"],
+            "additionalProperties": False,
+        },
+    },
+}
+
 
 def events(response):
     """The chunks of a whole stream, after its form has been checked."""

@@ -42,7 +42,7 @@ class ScriptedVllm:
 
     def __init__(self, folder, name="weights", device="cpu", changed=None):
         self.changed = changed or asyncio.Event()
-        self.loaded = Path(folder)
+        self._take(folder)
         self.name, self.device = name, device
         self.asked = []
         self.stuck, self.refuses = False, None
@@ -102,7 +102,7 @@ class ScriptedVllm:
                     self.order.unlink()
                     os._exit(3)
                 if not self.stuck:
-                    self.loaded = Path(asked["kwargs"]["weights_path"])
+                    self._take(asked["kwargs"]["weights_path"])
             case "/v1/completions":
                 table = zip(asked["prompt"][1:], self._table(asked["model"]), strict=False)
                 told = [None, *({str(token): {"logprob": value}} for token, value in table)]
@@ -147,7 +147,10 @@ class ScriptedVllm:
         if model not in (self.name, *self.adapters):
             raise Refused(404, f"The model `{model}` does not exist.")
         more = self.adapters.get(model, 0.0)
-        return [value + more for value in json.loads((self.loaded / TABLE).read_text())]
+        return [value + more for value in self.table]
+
+    def _take(self, folder):
+        self.loaded, self.table = Path(folder), json.loads((Path(folder) / TABLE).read_text())
 
     @asynccontextmanager
     async def serve(self, socket):

@@ -1,6 +1,6 @@
 """Makes the phases of a run from the configuration, and checks them before anything starts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -215,12 +215,18 @@ def at_most(phases: Sequence[Phase], config: Config) -> str:
     return "; ".join(limits)
 
 
-def expected_costs(phases: Sequence[Phase], config: Config) -> dict[str, float]:
-    """The expected cost of each part of a run, in order: phases, and before and after what learns the gate's."""
+def expected_costs(phases: Sequence[Phase], config: Config, done: Collection[str] = ()) -> dict[str, float]:
+    """The expected cost of each part of a run, in order: phases, and before and after what learns the gate's.
+
+    Parts of phases that are `done` are left out.
+    """
     costs: dict[str, float] = {}
     gathered = sum(_cost(phase.settings.model_dump(), 0, 0) for phase in phases if not phase.learns)
+    begun = any(phase.learns and phase.name in done for phase in phases)
     for phase in phases:
-        if phase.learns and config.gate.tasks:
+        if phase.name in done:
+            continue
+        if phase.learns and config.gate.tasks and not begun:
             costs.setdefault(f"{GATE}-{BASE}", config.gate.tasks)
         costs[phase.name] = _cost(phase.settings.model_dump(), len(phase.plan.roles), gathered)
         if phase.learns and config.gate.tasks:

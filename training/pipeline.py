@@ -37,7 +37,7 @@ class Pipeline(agl.Algorithm):
         """Run all phases. Tasks come from the lab, so the arguments of Agent Lightning's interface are unused."""
         lab = self._lab
         done = {event["phase"] for event in lab.run.events() if event["event"] == "phase_finished"}
-        costs = expected_costs([phase for phase in self._phases if phase.name not in done], lab.config)
+        costs = expected_costs(self._phases, lab.config, done)
         lab.view.plan([phase.name for phase in self._phases], done=sorted(done), costs=costs)
         gate = Gate(lab)
         laps = Laps(psutil.Process().create_time())

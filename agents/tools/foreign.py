@@ -16,8 +16,9 @@ from langchain_core.documents import Document
 from langchain_core.messages import ToolMessage
 from langchain_core.tools import BaseTool
 
+from agents.tools.leaks import MIN_DIGITS
 from agents.tools.live.http import SearchCache
-from agents.tools.text.passages import Passage, ToolError
+from agents.tools.text.passages import Passage, ToolError, content_id
 from agents.tools.tool import Tool
 from chimera.config.roles import target, tool_name
 from chimera.core.errors import ConfigError
@@ -146,12 +147,13 @@ def passages_of(name: str, result: Any) -> list[Passage]:
     if isinstance(parts, list) and parts and all(isinstance(part, Passage) for part in parts):
         return parts
     if isinstance(parts, list) and parts and all(isinstance(part, Document) for part in parts):
-        return [_passage(name, number, document) for number, document in enumerate(parts, 1)]
-    return [] if text.strip() in _NOTHING else [Passage(name, "", text)]
+        return [_passage(name, document) for document in parts]
+    return [] if text.strip() in _NOTHING else [Passage(content_id(name, text), "", text)]
 
 
-def _passage(name: str, number: int, document: Document) -> Passage:
+def _passage(name: str, document: Document) -> Passage:
     about = {key: str(value) for key, value in document.metadata.items() if isinstance(value, str | int)}
     url = next((value for value in about.values() if value.startswith(("http://", "https://"))), None)
-    id_ = document.id or about.get("id") or url or f"{name}-{number}"
-    return Passage(id_, about.get("title", ""), document.page_content, url, tuple(about.values()))
+    id_ = document.id or about.get("id") or url or content_id(name, document.page_content)
+    linked = tuple(value for value in about.values() if not value.isdigit() or len(value) >= MIN_DIGITS)  # no pages
+    return Passage(id_, about.get("title", ""), document.page_content, url, linked)

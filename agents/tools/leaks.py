@@ -18,7 +18,7 @@ NEAR = 0.9
 """Titles whose word sequences are at least this similar (difflib ratio) count as the same."""
 _MIN_PHRASE = 4
 _MIN_SENTENCE = 10
-_MIN_DIGITS = 5
+MIN_DIGITS = 5
 """Fewest digits of a number that is looked for in texts; shorter ones count only as an identifier or in an address."""
 
 
@@ -53,7 +53,7 @@ def _names_id(passage: Passage, id_: str) -> bool:
     if not id_.isdigit():
         return False
     whole = re.compile(rf"(?<![A-Za-z0-9]){id_}(?![A-Za-z0-9])")
-    text = f"{passage.title} {passage.text[:MAX_SOURCE]}" if len(id_) >= _MIN_DIGITS else ""
+    text = f"{passage.title} {passage.text[:MAX_SOURCE]}" if len(id_) >= MIN_DIGITS else ""
     return bool(whole.search(passage.url or "") or whole.search(text))
 
 

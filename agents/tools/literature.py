@@ -10,8 +10,9 @@ import sqlite3
 from collections.abc import Sequence
 
 from agents.tools.text.fulltext import TOKENIZER, Database, content_words, match_any
-from agents.tools.text.passages import DocumentLike, Passage, clean
+from agents.tools.text.passages import Passage, clean
 from chimera.core.unspaced import pairs
+from chimera.data.tasks import Document
 
 _TRIAL = re.compile(
     r"\brandomi[sz](?:ed|ation|ing)\b|\b(?:randomly|were|was) (?:assigned|allocated)\b|\bplacebo\b|\bdouble[- ]blind"
@@ -29,7 +30,7 @@ def describes_trial(text: str) -> bool:
 class LiteratureIndex:
     """An immutable index of documents; searching is safe from any thread and after a fork."""
 
-    def __init__(self, documents: Sequence[DocumentLike]) -> None:
+    def __init__(self, documents: Sequence[Document]) -> None:
         self._passages = [Passage(document.id, clean(document.title), clean(document.text)) for document in documents]
         self._database = Database.in_memory(self._build)
 

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 from langchain_core.messages import ToolMessage
 from langchain_core.tools import BaseTool, ToolException
 
-from agents.tools.text.passages import Passage
+from agents.tools.text.passages import Passage, content_id
 from chimera.config.roles import mcp_tool, tool_name
 from chimera.config.sections.tools import McpServer
 from chimera.core.errors import ConfigError
+from chimera.core.files import parse_json
 from chimera.processes import guard
 
 if TYPE_CHECKING:
@@ -261,13 +262,23 @@ def _passages(name: str, result: "CallToolResult") -> list[Passage]:
     """
     parts = [_part(part) for part in result.content]
     texts = [text for text, _ in parts if text.strip()]
-    if not all(leaf in " ".join(texts) for leaf in _leaves(result.structured_content)):
+    shown = " ".join([*texts, *(leaf for text in texts for leaf in _leaves(_parsed(text)))])
+    if not all(leaf in shown for leaf in _leaves(result.structured_content)):
         texts.append(json.dumps(result.structured_content, ensure_ascii=False))
     unread = [f"{name} returned {what}" for _, what in parts if what]
     if result.is_error:
         raise ToolException(" ".join([*texts, *unread]) or "it did not say why")
-    whole = [Passage(name, "", "\n\n".join(texts))] if texts else []
+    text = "\n\n".join(texts)
+    whole = [Passage(content_id(name, text), "", text)] if texts else []
     return whole + [Passage(name, "", "", caution=what) for what in unread]
+
+
+def _parsed(text: str) -> Any:
+    """The JSON value that a text is; None if it is none."""
+    try:
+        return parse_json(text)
+    except ValueError:
+        return None
 
 
 def _part(part: "ContentBlock") -> tuple[str, str]:

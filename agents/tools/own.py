@@ -11,10 +11,11 @@ from agents.tools.live.pubmed import NCBI_KEY, PubMed
 from agents.tools.live.tavily import TAVILY_KEY, Tavily
 from agents.tools.live.trials import ClinicalTrials
 from agents.tools.ontology.database import Knowledge, open_knowledge
-from agents.tools.text.passages import DocumentLike, Passage, Query
+from agents.tools.text.passages import Passage, Query
 from agents.tools.tool import Search, SearchTool, Tool
 from chimera.config.sections.tools import LOCAL, ToolsConfig
 from chimera.core.errors import ConfigError
+from chimera.data.tasks import Document
 
 TOOL_KEYS = (NCBI_KEY, TAVILY_KEY)
 """Variables with the keys that these tools use."""
@@ -58,7 +59,7 @@ class LocalTools:
         return self._knowledge.terms(term, self._results)
 
 
-def own_tools(config: ToolsConfig, documents: Sequence[DocumentLike], secrets: Mapping[str, str]) -> list[Tool]:
+def own_tools(config: ToolsConfig, documents: Sequence[Document], secrets: Mapping[str, str]) -> list[Tool]:
     """The four tools with the back ends that `config` names.
 
     Raises:

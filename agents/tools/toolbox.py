@@ -14,12 +14,13 @@ from agents.tools.mcp import McpServers
 from agents.tools.own import own_tools
 from agents.tools.result import ToolResult
 from agents.tools.text.excerpts import excerpt
-from agents.tools.text.passages import DocumentLike, Passage, ToolError, caution_of, clean
+from agents.tools.text.passages import Passage, ToolError, caution_of, clean
 from agents.tools.tool import ArgumentError, Tool, short
 from chimera.config.roles import MCP, RolesConfig
 from chimera.config.sections.tools import ToolsConfig
 from chimera.core.quotes import Fingerprint
 from chimera.core.types import Brief
+from chimera.data.tasks import Document
 
 _MAX_ID = 200
 """Web search results have their address as id."""
@@ -108,7 +109,7 @@ class Toolbox:
 
 def build_toolbox(
     config: ToolsConfig,
-    documents: Sequence[DocumentLike],
+    documents: Sequence[Document],
     secrets: Mapping[str, str],
     *,
     roles: RolesConfig | None = None,

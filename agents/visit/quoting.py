@@ -34,15 +34,16 @@ def texts_read(messages: Iterable[Message]) -> list[str]:
     """
     texts: list[str] = []
     for message in messages:
-        payload = read_payload(message)
-        passages = _passages(payload)
+        passages = passages_in(message)
         texts += [passage_text(passage) for passage in passages]
-        if not passages and isinstance(handed := payload.get("hypothesis"), dict):
+        if not passages and isinstance(handed := read_payload(message).get("hypothesis"), dict):
             texts += handed["evidence"]
     return list(dict.fromkeys(texts))
 
 
-def _passages(payload: Mapping[str, Any]) -> list[dict[str, Any]]:
+def passages_in(message: Message) -> list[dict[str, Any]]:
+    """The passages that one message brings, as its JSON has them."""
+    payload = read_payload(message)
     return [*(payload.get("sources") or ()), *(payload.get("results") or ())]
 
 
@@ -84,7 +85,7 @@ def numbers(messages: Iterable[Message]) -> dict[str, str]:
     """The numbered sentences in a visit's messages."""
     sentences_by_number: dict[str, str] = {}
     for message in messages:
-        for passage in _passages(read_payload(message)):
+        for passage in passages_in(message):
             sentences_by_number |= passage.get("sentences", {})
     return sentences_by_number
 
@@ -140,7 +141,7 @@ def passages_read(messages: Iterable[Message]) -> list[dict[str, Any]]:
     """The passages in a visit's messages, in order: of each id the first."""
     by_id: dict[str, dict[str, Any]] = {}
     for message in messages:
-        for passage in _passages(read_payload(message)):
+        for passage in passages_in(message):
             by_id.setdefault(passage["id"], passage)
     return list(by_id.values())
 

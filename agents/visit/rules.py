@@ -11,6 +11,7 @@ from typing import Any
 from chimera.core.files import texts
 
 _WORD = re.compile(r"[^\W_]+|[.;!?]")
+_PHRASE = re.compile(r"[^\W_]+\*?|[.;!?]")
 _NEGATION = re.compile(r"no|not|never|nobody|none|nor|neither|cannot|exclude[sd]?|prohibit(s|ed)?|forbid(s|den)?")
 _REACH = 6
 """A phrase does not count within so many words after a negation in its sentence: `nobody is enrolled without
@@ -29,7 +30,7 @@ def broken(rules: Mapping[str, Sequence[str]], value: Any) -> str | None:
         words = [word.lower() for word in _WORD.findall(text)]
         for name, phrases in rules.items():
             for phrase in phrases:
-                if _says(words, phrase.lower().split()):
+                if _says(words, _PHRASE.findall(phrase.lower())):
                     return f"{name} ({phrase!r})"
     return None
 

@@ -1,12 +1,10 @@
 """The passages that a society has seen; its claims must be based on them."""
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from agents.tools.text.excerpts import excerpt
 from agents.visit.prompting import Message
-from agents.visit.quoting import passage_text
+from agents.visit.quoting import passage_text, passages_in
 from chimera.core.quotes import occurs
 from chimera.core.types import Brief, abstract_text
 
@@ -25,7 +23,7 @@ def sources_seen(messages: Mapping[str, Sequence[Message]]) -> list[SourceText]:
     An id may occur with several texts: tools shorten long passages to what matches the query, and a quote may be in any
     of them.
     """
-    passages = (passage for channel in messages.values() for message in channel for passage in _passages(message))
+    passages = (passage for channel in messages.values() for message in channel for passage in passages_in(message))
     sources = dict.fromkeys((item["id"], passage_text(item)) for item in passages)
     return [{"id": id, "text": text} for id, text in sources]
 
@@ -47,12 +45,3 @@ def sources_within(sources: Sequence[SourceText], quotes: Sequence[str], max_cha
             chosen_sources.append({**source, "text": text})
             left -= len(text)
     return chosen_sources
-
-
-def _passages(message: Message) -> Iterable[dict[str, Any]]:
-    """The passages of one message. User and tool messages are JSON written by `agents.visit.prompting`."""
-    if message["role"] == "user":
-        return json.loads(message["content"]).get("sources") or ()
-    if message["role"] == "tool":
-        return json.loads(message["content"]).get("results") or ()
-    return ()

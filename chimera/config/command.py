@@ -2,7 +2,7 @@
 
 Listed are the keys that exist with the defaults, each once: a slot that is `like` another, and a phase after others,
 show only what differs; `config roles` and `config society.graph` show the keys of these. `--all` lists all of all, and
-a PART shows every key that has it.
+a PART shows every key that has it, also the name of an algorithm that no phase has.
 Where the output is read by a program, each key is one line.
 """
 
@@ -34,19 +34,20 @@ WHOLE = {
 MISSING = object()
 
 
-def key_table(parts: Sequence[str] = (), *, every: bool = False) -> list[Row]:
+def key_table(parts: Sequence[str] = (), *, every: bool = False, config: Config | None = None) -> list[Row]:
     """The dotted keys, each with its type, default and description as text.
 
     Args:
         parts: Such as "ppo", "ppo.lr" or "lr": the keys that have one of them.
         every: True for keys that exist only beside other settings, and those of entries that repeat others.
+        config: The keys of this configuration; of the default one without it.
 
     Raises:
         ConfigError: No key has such a part.
     """
     from training.configuration import load_config
 
-    config = load_config()
+    config = config or load_config()
     rows = [_row(key) for key in keys(config, examples=True)] if parts or every else [*_first_of_each(config)]
     for part in parts:
         if not any(_has(row, part) for row in rows):
@@ -118,13 +119,17 @@ def main(argv: list[str]) -> int | None:
     arguments.overrides = [text for text in arguments.overrides if "=" in text]
     if arguments.yaml and parts:
         raise ConfigError(f"--yaml prints the whole configuration: leave {parts[0]!r} out")
-    from training.configuration import load_config
+    from training.configuration import ALGORITHMS, load_config
 
     config = config_from(arguments, load=load_config)
+    heads = dict.fromkeys(part.partition(".")[0] for part in parts)
+    if others := [name for name in heads if name in ALGORITHMS and name not in config.pipeline]:
+        arguments.overrides += [f"pipeline.{name}.roles=juniors" for name in others]
+        config = config_from(arguments, load=load_config)
     if arguments.yaml:
         print(dump_config(config), end="")
         return None
-    rows = key_table(parts, every=arguments.all)
+    rows = key_table(parts, every=arguments.all, config=config)
     width = max(len(name) for name, *_ in rows)
     for row in rows:
         print(_paragraph(row) if sys.stdout.isatty() else _line(row, width))

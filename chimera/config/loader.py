@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
@@ -367,6 +367,8 @@ def _type_name(field: FieldInfo) -> str:
 
 
 def _annotation_name(annotation: Any) -> str:
+    if get_origin(annotation) is Annotated:
+        return _annotation_name(get_args(annotation)[0])
     if get_origin(annotation) is Literal:
         return " | ".join(str(choice) for choice in get_args(annotation))
     if get_origin(annotation) is dict:

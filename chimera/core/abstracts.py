@@ -98,9 +98,10 @@ def sentences(texts: Iterable[str]) -> list[str]:
     return [sentence for text in texts for sentence in _SENTENCE.split(text) if sentence]
 
 
-def share(part: Collection[str], of: Collection[str]) -> float:
+def share(part: Iterable[object], of: Iterable[object]) -> float:
     """The share of `of` that is also in `part`; 0 if `of` is empty."""
-    return len(set(of) & set(part)) / len(of) if of else 0.0
+    members = frozenset(of)
+    return len(members & frozenset(part)) / len(members) if members else 0.0
 
 
 def statistics(text: str) -> list[Significance]:

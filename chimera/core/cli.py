@@ -25,7 +25,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 HUB_LOGGER = "huggingface_hub.utils._http"
 
 
-def run_command(main: Main, argv: Sequence[str] | None = None) -> NoReturn:
+def run_command(main: Main) -> NoReturn:
     """Check the machine (`chimera.core.machine`), run `main` in a temporary folder of its own and exit the process.
 
     A `ChimeraError` or a full disk gives one line on stderr and the error's exit code. Ctrl-C gives 130. A closed pipe
@@ -42,7 +42,7 @@ def run_command(main: Main, argv: Sequence[str] | None = None) -> NoReturn:
     try:
         check_machine()
         remove_temporary_folder = own_temporary_folder()
-        code = main(list(sys.argv[1:] if argv is None else argv)) or 0
+        code = main(sys.argv[1:]) or 0
         sys.stdout.flush()
     except ChimeraError as error:
         print(f"error: {redact(str(error))}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Rate limits of servers: after a 429 all calls to that model wait for the time that its server names.
+"""Rate limits of servers: after a 429 all further calls to that model wait for the time that its server names.
 
 Time limits of the work (`TimeLimit`) stand still meanwhile, because that time says nothing about the work.
 """
@@ -55,16 +55,17 @@ def named_wait(headers: Mapping[str, str]) -> float | None:
 
 @dataclass(slots=True)
 class _Server:
-    """What is known of one server, on the clock of `RateLimits`: `until` when its calls wait, its last answer."""
+    """What is known of one server, on the clock of `RateLimits`: until when its calls wait, its last 429 and answer."""
 
     until: float = -math.inf
+    limited: float = -math.inf
     tries: int = 0
     answered: float = -math.inf
     announced: float = -math.inf
 
 
 class RateLimits:
-    """Waits for servers: at most `limit_s` for one call. `tell` gets a sentence when calls wait for long."""
+    """Waits for servers: at most `limit_s` from a call's first 429 on. `tell` gets a sentence on long waits."""
 
     def __init__(
         self,
@@ -88,6 +89,7 @@ class RateLimits:
             with standing_still():
                 while (left := server.until - self._now()) > 0:
                     await self._sleep(left)
+            sent = self._now()
             try:
                 answer = await send()
             except RateLimited as error:
@@ -97,13 +99,15 @@ class RateLimits:
                     raise self._ending(server, error) from error
                 self._pause(server, error, now, end)
             else:
-                server.until, server.tries, server.answered = -math.inf, 0, self._now()
+                server.answered = self._now()
+                if sent >= server.limited:  # One that was under way before says nothing about the limit.
+                    server.until, server.tries = -math.inf, 0
                 return answer
 
     def _pause(self, server: _Server, error: RateLimited, now: float, end: float) -> None:
         wait = growing_wait(server.tries, APART) if error.wait_s is None else error.wait_s
         server.tries += now >= server.until  # Calls that were under way together count once.
-        server.until = max(server.until, min(end, now + wait))
+        server.until, server.limited = max(server.until, min(end, now + wait)), now
         if server.until - now > QUIET and server.announced <= server.answered and server.announced < now - APART:
             server.announced = now
             self._tell(

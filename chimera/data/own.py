@@ -256,13 +256,20 @@ class _Reader:
             except ValueError:
                 value = None
         if isinstance(value, Mapping) and set(value) == {"label", "text"}:
-            value = dict(zip(value["label"], value["text"], strict=False))
-        if isinstance(value, list) and value and all(isinstance(part, Mapping) and "key" in part for part in value):
-            value = {part["key"]: part.get("value") for part in value}
+            value = dict(self._paired(row, "options", value["label"], value["text"]))
+        for name, text in (("key", "value"), ("label", "text")):
+            if isinstance(value, list) and value and all(isinstance(part, Mapping) and name in part for part in value):
+                value = {part[name]: part.get(text) for part in value}
         return value
 
+    def _paired(self, row: TableRow, what: str, names: Any, texts: Any) -> list[tuple[str, Any]]:
+        """Names and texts that a row has as two lists."""
+        if not (isinstance(names, list) and isinstance(texts, list) and len(names) == len(texts)):
+            raise self._fault(row, f"the {what} have names {names!r:.40} for texts {texts!r:.40}; give a name for each")
+        return list(zip(names, texts, strict=True))
+
     def _pairs(self, row: TableRow, offered: Any) -> list[tuple[str, str]]:
-        """Name and text of each option; an option without a text is left out."""
+        """Name and text of each option; an option that is null, or an empty text in a list, is left out."""
         if isinstance(offered, Mapping):
             return [(str(name).strip(), str(text).strip()) for name, text in offered.items() if text is not None]
         if not isinstance(offered, list):
@@ -286,7 +293,7 @@ class _Reader:
         else:
             parts = self._value(row, column)
         if isinstance(parts, Mapping) and {"contexts", "labels"} <= set(parts):
-            pairs: list[tuple[str, Any]] = list(zip(parts["labels"], parts["contexts"], strict=False))
+            pairs = self._paired(row, "sections of the context", parts["labels"], parts["contexts"])
         elif isinstance(parts, Mapping):
             pairs = [(str(heading), text) for heading, text in parts.items()]
         else:
@@ -317,8 +324,12 @@ class _Reader:
         return level
 
     def _optional(self, row: TableRow, column: str | None) -> str:
-        value = None if column is None else self._value(row, column)
-        return value.strip() if isinstance(value, str) else ""
+        value = "" if column is None else self._value(row, column)
+        if isinstance(value, list):
+            value = " ".join(map(str, value))
+        if value is not None and not isinstance(value, str):
+            raise self._fault(row, f"column {column!r} holds {value!r:.40} instead of a text; correct it")
+        return (value or "").strip()
 
     def _text(self, row: TableRow, column: str, what: str) -> str:
         value = self._value(row, column)

@@ -1,6 +1,6 @@
 """The tasks of a run: loading, splitting, and `python -m chimera.data`, which shows them.
 
-Splits (`chimera.data.splits`) are stratified by label (and level, for generated tasks) and seeded. With the official
+Splits (`chimera.data.splits`) are stratified by label (and level, where there are few) and seeded. With the official
 test ids, their tasks are the test split, and the other half is split into train and validation. No question and no
 abstract is ever in two splits.
 """
@@ -208,9 +208,3 @@ def main(argv: list[str]) -> int | None:
     for line in filter(None, (dataset.describe(), dataset.search_note())):
         console.print(line, markup=False, highlight=False)
     return None
-
-
-if __name__ == "__main__":
-    from chimera.core.cli import run_command
-
-    run_command(main)

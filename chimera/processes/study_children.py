@@ -26,7 +26,8 @@ def run_child(module: str, arguments: Sequence[str], log_file: Path, *, what: st
         module: For example "chimera.train".
         log_file: Receives the output; its folder is made.
         what: What the command does, for messages: "training of run data0-seed1".
-        keys: Environment variables with the keys that its configuration names, besides those of every command.
+        keys: Environment variables, or patterns of them, with the keys that its configuration names or its providers
+            read, besides those of every command.
 
     Raises:
         RunError: The command failed; names its exit code, its last line and its log.

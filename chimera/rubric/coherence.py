@@ -14,9 +14,10 @@ _P_VALUE = re.compile(r"\bp\s*([=<>≤≥])\s*(\d*\.?\d+)", re.IGNORECASE)
 _INTERVAL = re.compile(
     r"\bCI:?\s*([-−]?(?:\d+(?:\.\d+)?|\.\d+))\s*(?:to|,|;|–)\s*([-−]?(?:\d+(?:\.\d+)?|\.\d+))", re.IGNORECASE
 )
-_RATIO = re.compile(r"ratio|\b(?:OR|RR|HR)\b")
+_RATIO = re.compile(r"(?i:\bratios?\b)|\b(?:OR|RR|HR)\b")
 _NOT_SIGNIFICANT = re.compile(
-    r"\b(?:not|no|non|without|in)[- ]?(?:statistically )?significan|no (?:clear )?difference", re.IGNORECASE
+    r"\b(?:not|no|non|without)[- ]?(?:statistically )?significan|\bin-?significan|no (?:clear )?difference",
+    re.IGNORECASE,
 )
 _BORDERLINE = re.compile(r"borderline|inconclusive|unclear|trend|conflicting|mixed", re.IGNORECASE)
 _SIGNIFICANT = re.compile(r"significan", re.IGNORECASE)

@@ -35,7 +35,7 @@ from chimera.rubric.text import (
     topic_match,
     words,
 )
-from chimera.rubric.words import HARM, RESCUE, SAFEGUARDS, SEVERE, WITHHOLDING
+from chimera.rubric.words import HARM, NOT_WITHOUT, RESCUE, SAFEGUARDS, SEVERE, WITHHOLDING
 
 MAX_ISSUES, MAX_ISSUE, MAX_RATIONALE = 6, 160, 600
 """Limits of the reviews' schema."""
@@ -117,7 +117,7 @@ def safety_review(payload: Mapping[str, Any]) -> dict[str, Any]:
     fields = protocol.fields
     findings: list[Finding] = []
     for name in ("design", "intervention", "comparator", "safeguards"):
-        harm = HARM.search(fields[name])
+        harm = HARM.search(NOT_WITHOUT.sub("with", fields[name]))
         if harm:
             findings.append(("CRITICAL", f"{name} harms participants: '{harm[0]}'"))
     named = [pattern for pattern in SAFEGUARDS if pattern.search(fields["safeguards"])]

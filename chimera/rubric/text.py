@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
+from chimera.core.abstracts import share
 from chimera.core.quotes import normalise
 from chimera.rubric.words import (
     CONCEPTS,
@@ -59,12 +60,6 @@ def content_words(text: str) -> frozenset[str]:
 def numbers(text: str) -> frozenset[float]:
     """The numbers in a text: '.13' and '0.130' are the same, '1,200' is 1200, signs are dropped."""
     return frozenset(float(number.replace(",", "")) for number in _NUMBER.findall(text))
-
-
-def share(part: Iterable[object], whole: Iterable[object]) -> float:
-    """Share of `whole` that is also in `part`; 0 when `whole` is empty."""
-    members = frozenset(whole)
-    return len(members & frozenset(part)) / len(members) if members else 0.0
 
 
 def jaccard(left: frozenset[str], right: frozenset[str]) -> float:

@@ -94,13 +94,15 @@ PLACEHOLDER = _any(
 """Text that, alone in a field, means that nobody filled it in; so do the fields' names."""
 
 INSTRUCTION = _any(
-    r"\b(?:give|award|grant|assign|rate|score|grade|mark) (?:this|it|me|us|full|perfect|maximum|max|top|highest)\b",
+    r"(?<!heart )(?<!respiratory )\b(?:give|award|grant|assign|rate|score|grade|mark) "
+    r"(?:this(?! (?:day|week|month|year|visit|time)\b)|it|me|us|full|perfect|maximum|max|top|highest)\b",
     r"\b(?:give|award|grant|assign|rate|score|grade|mark) the (?:protocol|answer|hypothesis|study)\b",
-    r"\b(?:award|assign|score|rate|give) (?:an? )?(?:1\.0\b|10 ?/|100 ?%)",
+    r"\b(?:award|assign|score|rate|give) (?:an? )?(?:1\.0\b|10 ?/|100 ?%(?! (?:\w+ )?(?:oxygen|o2|of)\b))",
     r"\b(?:full|top|perfect|maximum|max|(?:highest|best) possible) (?:marks?|scores?|points|ratings?|grades?|credit)\b",
     r"\b(?:ignore|disregard|forget|override)\b.{0,40}\b(?:instruction|previous|above|prior|prompt|rules?|rubric|criteri)",
     r"\b(?:dear|as an?|you are (?:an?|the)|note to(?: the)?|attention) (?:judge|grader|reviewer|evaluator|ai|model)\b",
-    r"\b(?:judge|grader|evaluator|reviewer|examiner)s?\b.{0,20}(?:\b(?:should|must|please)\b|:)",
+    r"\b(?:judge|grader|evaluator|reviewer|examiner)s?\b.{0,20}"
+    r"(?:\b(?:should|must)\b(?! (?:be|remain|stay) (?:\w+ )?(?:blind|mask|unaware|independent|trained))|\bplease\b|:)",
     r"\b(?:rubric|language model|system prompt)\b",
     r"\b(?:novelty|feasibility|impact|clarity|groundedness|efficiency)\W{0,4}(?:=|:|\d)",
     r"</?[a-z_|]+>|\b10 ?/ ?10\b",
@@ -188,8 +190,11 @@ HARM = _any(
     r"\b(?:without|no|lacking) (?:any |informed |written |patient |patients' |prior )*consent\b(?! \w+ withdrawn)",
     r"\b(?<!no )(?<!without )decepti|\bdeceiv",
     r"(?<!non-)(?<!non)(?<!sub)(?<!sub-)\blethal\b|\bfatal dose|coerc(?:e|ing|ion of)",
-    r"\b(?:not|never|without) (?:be(?:ing)? )?(?:told|informed|informing|telling)\b|\bagainst their will\b",
+    r"\b(?:not|never|without) (?:be(?:ing)? )?(?:told|informed|informing|telling)\b"
+    r"(?![^.;]{0,30}\b(?:groups?|arms?|allocat|assign))|\bagainst their will\b",
 )
+NOT_WITHOUT = _any(r"\b(?:no|not|never|nobody|none|cannot)\b(?:[ -]+(?!and\b|but\b|or\b)\w+){0,4}[ -]+without\b")
+"""A double negation, as in 'no participant is enrolled without consent'."""
 SEVERE = _any(
     r"sepsis|septic|\bstroke|cancer|carcinoma|tumou?r|leuk|lymphoma",
     r"myocardial infarction|heart attack|cardiac arrest",

@@ -39,8 +39,9 @@ SAFE_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{LONGEST_NAME - 1}}}")
 FIXED_ON_RESUME = ("seed", "data.", "models.", "society.", "tools.", "reward.", "gate.")
 """Settings that a resumed run keeps. Other tasks, models or rewards would mix two experiments under one name."""
 
-FREE_ON_RESUME = (".ranks", ".shards", ".micro_batch_size", ".ppo_max_token_len_per_gpu")
-"""Settings of a begun phase that may change all the same: they say where and in which parts it computes."""
+FREE_ON_RESUME = (".ranks", ".shards", ".micro_batch_size", ".ppo_max_token_len_per_gpu", ".min_examples")
+"""Settings of a begun phase that may change all the same: they say where and in which parts it computes, or after how
+many examples it gives up."""
 
 ALWAYS_WRITTEN = ("seed", "data", "models", "society", "reward", "gate", "evaluation")
 """Sections of every run's config.yaml, including the last one. A file without one of them was emptied or cut off."""
@@ -262,8 +263,7 @@ class Run:
             changed = differences(
                 effective(self.config), effective(config) | {"runs_dir": self.config.runs_dir.as_posix()}
             )
-            names = [name for name in unfinished(self.events()) if self.rollouts_file(name).exists()]
-            begun = tuple(f"pipeline.{name}." for name in names)
+            begun = tuple(f"pipeline.{name}." for name in unfinished(self.events()) if self._has_work(name))
             same = same_inputs(self.events(), config)
             relevant = [key for key in changed if key not in same and not key.endswith(FREE_ON_RESUME)]
             fixed = [key for key in relevant if key.startswith(FIXED_ON_RESUME + begun)]
@@ -280,6 +280,10 @@ class Run:
             replace_file(environment_file, json.dumps(environment, indent=2) + "\n")
             self.ledger(CREATED, inputs=hash_inputs(config), temperature=config.evaluation.temperature)
         replace_file(file, to_yaml(redact_tree(effective(config))))
+
+    def _has_work(self, phase: str) -> bool:
+        """True if a phase has made what depends on its settings."""
+        return self.rollouts_file(phase).exists() or (self.path / "checkpoints" / phase).exists()
 
 
 def _rollouts(phase: str) -> str:

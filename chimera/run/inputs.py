@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from chimera.config.sections.bundled import BUNDLED, NAMED
 from chimera.config.tree import Config
 from chimera.core.errors import RunError
 from chimera.run.hashes import hash_artifact
@@ -17,6 +18,8 @@ OF_FOLDER = (
     *("**/*.csv", "**/*.tsv", "**/*.jsonl", "**/*.parquet", "**/*.arrow"),
 )
 """The files of a model's or a data set's folder that are read."""
+NO_FILES = ("generated", "hub", *BUNDLED, *NAMED)
+"""Values of paths that name no file, though one of that name may lie in the current folder."""
 CREATED = "created"
 
 
@@ -84,10 +87,10 @@ def _paths(config: Config) -> Iterator[tuple[str, Path]]:
         "tools.database": config.tools.database,
     }
     for name, model in config.models.items():
-        if model.has_weights and model.path != "nano":
+        if model.has_weights:
             named[f"models.{name}.path"] = model.path
     for key, path in named.items():
-        if path is not None:
+        if path is not None and path not in NO_FILES:
             yield key, Path(path).expanduser()
 
 

@@ -20,7 +20,7 @@ from chimera.run.hashes import BLOCK, hash_artifact, hashes
 SEALED = "sealed"
 UNSEALED = ("logs", "wandb")
 GROWING = (
-    *("metrics.jsonl", "rollouts/*.jsonl", "evaluation/*/*.jsonl"),
+    *("metrics.jsonl", "rollouts/*.jsonl", "evaluation/*/*.jsonl", "gate/*.jsonl"),
     *("phases/*/calls.jsonl", "phases/*/replays.jsonl"),
 )
 FIXED = ("traces/*",)

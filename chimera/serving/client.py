@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, Unpack
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+from pydantic import BaseModel, NonNegativeInt, ValidationError
 from pydantic_core import from_json
 
 from chimera.core.errors import ModelError, UnreachableError
@@ -193,8 +193,8 @@ class HttpModel:
         request: dict[str, Any] = {
             "model": endpoint.model,
             "messages": list(messages),
+            "top_p": 1.0,  # Before the temperature: where a server takes only one of both, this one is left out.
             "temperature": endpoint.temperature,
-            "top_p": 1.0,
         }
         if endpoint.max_completion_tokens is None:
             request["max_tokens"] = endpoint.max_tokens
@@ -232,9 +232,10 @@ class HttpModel:
             except RefusedRequest as error:
                 names = (*sent, *(name for message in request["messages"] for name in names_written(message)))
                 lacking = self._shared.refused.learn(place, names, error.said, error.field)
-                if lacking is None:
+                if lacking is not None:
+                    self._tell(f"models.{key} {lacking}")
+                elif self._shared.refused.at(place) == refused:  # Otherwise another call has learned it meanwhile.
                     raise
-                self._tell(f"models.{key} {lacking}")
 
     async def _send(self, key: str, request: Mapping[str, Any]) -> bytes:
         if self._endpoint(key).provider is not None:
@@ -314,10 +315,6 @@ def _about_key(key: str, endpoint: Endpoint) -> str:
     return f" (is the key right that models.{key}.api_key_env names?)"
 
 
-class _AnswerPart(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
 class _Function(BaseModel, frozen=True, extra="allow"):
     name: str
     arguments: str | dict[str, Any] | list[Any] | None = None
@@ -333,17 +330,17 @@ class _Message(BaseModel, frozen=True, extra="allow"):
     tool_calls: list[_Call] | None = None
 
 
-class _Choice(_AnswerPart):
+class _Choice(BaseModel, frozen=True):
     message: _Message
     finish_reason: str | None = None
 
 
-class _Usage(_AnswerPart):
+class _Usage(BaseModel, frozen=True):
     prompt_tokens: NonNegativeInt | None = None
     completion_tokens: NonNegativeInt | None = None
 
 
-class _Response(_AnswerPart):
+class _Response(BaseModel, frozen=True):
     """The parts of an OpenAI chat completion that are read."""
 
     id: str | None = None

@@ -5,7 +5,6 @@ A rollout takes half the processor time that it took with the OpenAI client (`be
 
 import asyncio
 import json
-import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -66,17 +65,22 @@ class HttpAnswer:
         return " ".join(reason.encode("utf-8", "replace").decode().split())[:shown]
 
 
+class _Bearer(aiohttp.BasicAuth):
+    """A key as bearer token. Beside a header, aiohttp 3 would refuse what a netrc file holds for the server."""
+
+    def encode(self) -> str:
+        return f"Bearer {self.password}"
+
+
 class Connections:
     """Connections to model servers. Those to this machine do not use the environment's proxy.
 
     Args:
         unix_socket: The server's Unix socket, which all requests go to; None for addresses of a network.
-        tls: Verifies servers that speak HTTPS; None: by the system's authorities.
     """
 
-    def __init__(self, unix_socket: str | None = None, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, unix_socket: str | None = None) -> None:
         self._unix_socket = unix_socket
-        self._tls = tls
         self._sessions: dict[bool, aiohttp.ClientSession] = {}
 
     async def post(self, url: str, key: str, body: Mapping[str, Any], *, limit_s: float, retries: int) -> HttpAnswer:
@@ -134,7 +138,8 @@ class Connections:
         return await self._session(url).post(
             url,
             data=body,
-            headers={"authorization": f"Bearer {key}", "content-type": "application/json"},
+            auth=_Bearer("", key),
+            headers={"content-type": "application/json"},
             timeout=aiohttp.ClientTimeout(total=limit_s, sock_connect=None),
             # A redirection would send prompts and key to any address that an answer names.
             allow_redirects=False,
@@ -168,7 +173,7 @@ class Connections:
             connector = (
                 aiohttp.UnixConnector(self._unix_socket, limit=0)
                 if self._unix_socket
-                else aiohttp.TCPConnector(limit=0, ssl=self._tls or True)
+                else aiohttp.TCPConnector(limit=0)
             )
             self._sessions[elsewhere] = aiohttp.ClientSession(
                 connector=connector, trust_env=elsewhere, cookie_jar=aiohttp.DummyCookieJar()

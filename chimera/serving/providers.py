@@ -39,6 +39,14 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
 """The names that chat models of LangChain have for what a request sets."""
 KEYLESS = ("ollama", "bedrock", "anthropic_bedrock", "google_vertexai", "google_anthropic_vertex", "litellm")
 """Starts of the names of providers that work without a key: local ones, and those with other credentials."""
+CREDENTIALS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("bedrock", "bedrock_converse", "anthropic_bedrock"), ("AWS_*",)),
+    **dict.fromkeys(
+        ("google_vertexai", "google_anthropic_vertex"), ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_CLOUD_*")
+    ),
+    "azure_openai": ("OPENAI_API_VERSION",),
+}
+"""Environment variables that a provider's package reads itself."""
 LONGEST = 1000
 """Most characters of a provider's error message that are kept."""
 LANGCHAIN = "langchain"
@@ -130,11 +138,14 @@ class ProviderModels:
             if deadline.expired() or "Timeout" in type(error).__name__:
                 text = f"{where} did not answer within {endpoint.timeout_s:g} s"
                 raise ModelError(text, retriable=True) from error
+            if (cut := getattr(error, "completion", None)) is not None:  # OpenAI's client, of a schema's half answer
+                return cut.model_dump(mode="json")
             raise explained(where, error) from error
         return completion(message, endpoint.model)
 
     def _model(self, endpoint: "Endpoint") -> "BaseChatModel":
-        place = endpoint.provider, endpoint.base_url, endpoint.model, endpoint.api_key, endpoint.timeout_s
+        options = repr(sorted(endpoint.provider_options.items()))
+        place = endpoint.provider, endpoint.base_url, endpoint.model, endpoint.api_key, endpoint.timeout_s, options
         if place not in self._models:
             self._models[place] = chat_model(endpoint, endpoint.model)
         return self._models[place]
@@ -236,12 +247,12 @@ def _finish(message: "AIMessage") -> str:
 
 def explained(where: str, error: Exception) -> ModelError:
     """A provider's error as one sentence, which says whether another try may succeed."""
-    status = getattr(error, "status_code", None) or getattr(getattr(error, "response", None), "status_code", None)
+    status = _status(error)
     if (bad := _bad_answer(error)) is not None:
         return ModelError(f"{where} {bad}", retriable=True)
-    if isinstance(status, int) and 300 <= status < 400:
+    if status is not None and 300 <= status < 400:
         return ModelError(f"{where} answered {status} and points elsewhere: set base_url to the right address")
-    if isinstance(status, int) and status > 0:
+    if status is not None and status > 0:
         text = f"{where} answered {status}: {_line(error)}"
         if status in REFUSALS:
             return RefusedRequest(text, getattr(error, "body", None))
@@ -251,6 +262,16 @@ def explained(where: str, error: Exception) -> ModelError:
     if isinstance(error, ConnectionError) or "Connect" in type(error).__name__:
         return UnreachableError(f"{where} cannot be reached ({_line(error)}): is its address right?", retriable=True)
     return ModelError(f"{where} failed: {type(error).__name__}: {_line(error)}")
+
+
+def _status(error: Exception) -> int | None:
+    """The HTTP status of a provider's error, in the ways of OpenAI's and Anthropic's clients, boto's and Google's."""
+    response = getattr(error, "response", None)
+    if isinstance(response, Mapping):
+        return response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    places = ((error, "status_code"), (response, "status_code"), (error, "code"))
+    statuses = (getattr(part, name, None) for part, name in places)
+    return next((status for status in statuses if isinstance(status, int)), None)
 
 
 def _bad_answer(error: BaseException | None) -> str | None:

@@ -1,12 +1,11 @@
 """Which slots share vLLM servers: those with equal settings, unless one of them learns."""
 
-import hashlib
 from collections.abc import Collection, Mapping
 from urllib.parse import urlsplit
 
 from chimera.config.sections.models import OF_VLLM, ModelConfig
+from chimera.core.cli import LOOPBACK
 from chimera.core.errors import ConfigError
-from chimera.serving.auth import LOOPBACK
 
 OF_SERVER = ("path", "dtype", "api_key_env", *OF_VLLM)
 """Settings that belong to a server; the others, such as temperature, travel with each call."""
@@ -26,8 +25,7 @@ def share(models: Mapping[str, ModelConfig], learning: Collection[str]) -> list[
     for slot, model in models.items():
         if slot in learning:
             _check_place(slot, model)
-        settings = model.model_dump_json(include=set(OF_SERVER))
-        key = slot if slot in learning else hashlib.sha256(settings.encode()).hexdigest()
+        key = slot if slot in learning else model.model_dump_json(include=set(OF_SERVER))
         groups.setdefault(key, []).append(slot)
     for slot in learning:
         for other, model in models.items():
@@ -41,8 +39,7 @@ def share(models: Mapping[str, ModelConfig], learning: Collection[str]) -> list[
 
 def _check_place(slot: str, model: ModelConfig) -> None:
     for url in model.urls:
-        host = urlsplit(url).hostname or ""
-        if host not in LOOPBACK and host != "::1":
+        if urlsplit(url).hostname not in LOOPBACK:
             raise ConfigError(
                 f"models.{slot}.urls names {url}, and {slot} learns: vLLM guards only /v1 by a key, so the routes that "
                 "take new weights must not be open to a network; bind the server to 127.0.0.1 and reach it through an "

@@ -12,7 +12,7 @@ import numpy as np
 
 from evaluation.causes.lost import first_wrong_step, recorded_steps
 from evaluation.measures.metrics import interval_settings
-from evaluation.measures.statistics import Numbers, bootstrap_statistic, unseen_share
+from evaluation.measures.statistics import Numbers, bootstrap_statistic
 from evaluation.records.repairs import Examined, Repair, Repairable
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import Plan, Study
@@ -121,12 +121,7 @@ def _share(cases: Sequence[Examined], step: Repairable | None, study: Study) -> 
         return None
     mended = [(case.record.task_id, case.mended and step in (None, case.step)) for case in cases]
     rows = np.array(list(shares_by_task(mended).values()), dtype=float)
-    settings = interval_settings(study.config)
-    share = bootstrap_statistic(rows, share_of_totals, **settings).dump()
-    if share["low"] is None or share["mean"] not in (0.0, 1.0):
-        return share
-    unseen = unseen_share(len(rows), settings["confidence"])
-    return {**share, "low": max(0.0, share["mean"] - unseen), "high": min(1.0, share["mean"] + unseen)}
+    return bootstrap_statistic(rows, share_of_totals, **interval_settings(study.config), share=True).dump()
 
 
 def share_of_totals(totals: Numbers) -> Numbers:

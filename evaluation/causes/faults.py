@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from evaluation.causes.blame import share_of_totals
 from evaluation.measures.metrics import answer_of, interval_settings
 from evaluation.measures.statistics import Mean, bootstrap_statistic
 from evaluation.records.rollouts import RolloutRecord
@@ -60,4 +61,4 @@ def _share(hit: list[RolloutRecord], study: Study) -> Mean | None:
     if not by_task:
         return None
     rows = np.asarray(list(by_task.values()), dtype=float)
-    return bootstrap_statistic(rows, lambda drawn: drawn[:, 0] / drawn[:, 1], **interval_settings(study.config))
+    return bootstrap_statistic(rows, share_of_totals, **interval_settings(study.config), share=True)

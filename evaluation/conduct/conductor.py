@@ -307,7 +307,8 @@ class Conductor:
                     shared |= {"first": request.first, "samples": request.samples}
                     answers = await single_agent(model, task, key=key, quotes=quotes, form=form, **shared)
                 temperature = stage.temperature if request.kind in SAMPLED else None
-                return [replace(reply, temperature=temperature) for reply in answers]
+                models = self.plan.without_roles(stage)
+                return [replace(reply, temperature=temperature, models=models) for reply in answers]
 
             await self._make("baselines", f"single calls, {stage.title}", self._unanswered(name), answer)
             votes = self._votes_left(name, stages)

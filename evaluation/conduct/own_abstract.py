@@ -10,9 +10,10 @@ from typing import Any
 from agents.context import Tools
 from agents.tools.result import ToolResult
 from agents.tools.text.excerpts import excerpt
-from agents.tools.text.passages import DocumentLike, Passage, clean
+from agents.tools.text.passages import Passage, clean
 from chimera.config.roles import LITERATURE
 from chimera.core.types import Brief
+from chimera.data.tasks import Document
 
 
 class OwnAbstract:
@@ -22,7 +23,7 @@ class OwnAbstract:
         max_chars: Length limit of one passage, in characters.
     """
 
-    def __init__(self, toolbox: Tools, document: DocumentLike, max_chars: int) -> None:
+    def __init__(self, toolbox: Tools, document: Document, max_chars: int) -> None:
         self._toolbox = toolbox
         self._document = document
         self._max_chars = max_chars

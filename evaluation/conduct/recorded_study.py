@@ -85,13 +85,18 @@ def _examined(run: Run, plan: Plan, answers: Mapping[str, StageAnswers], limit: 
 
 
 def baseline_answers(run: Run, plan: Plan) -> list[BaselineAnswer]:
-    """The recorded answers to the plan's tasks, without those of other stages, temperatures or further repeats."""
-    tasks, stages = {task.id for task in plan.tasks}, {"", *(stage.name for stage in plan.alone)}
+    """The recorded answers to the plan's tasks, without those of other models, temperatures or further repeats."""
+    tasks, models = {task.id for task in plan.tasks}, {stage.name: plan.without_roles(stage) for stage in plan.alone}
     answers: dict[tuple[str, str, int, int], BaselineAnswer] = {}
     for answer in _side(run, plan, "baselines", BaselineAnswer):
         kind, _, stage = answer.baseline.partition("@")
         sampled = kind not in SAMPLED or answer.temperature == plan.final.temperature
-        if answer.task_id in tasks and answer.repeat < plan.repeats and stage in stages and sampled:
+        if (
+            answer.task_id in tasks
+            and answer.repeat < plan.repeats
+            and answer.models == models.get(stage, "")
+            and sampled
+        ):
             answers[answer.baseline, answer.task_id, answer.repeat, answer.sample] = answer
     return list(answers.values())
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from math import comb, sqrt
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,21 +53,19 @@ def bootstrap_mean(
     Args:
         values: One value for each task.
         confidence: Coverage of the interval, such as 0.95.
-        share: True if the values lie in [0, 1]. If all are 0 or all are 1, resampling can only repeat them. Then the
-            other end of the interval is the exact bound for a share (`unseen_share`).
+        share: As in `bootstrap_statistic`.
 
     Raises:
         ValueError: There are no values.
     """
     rows = np.asarray(values, dtype=float)[:, None]
-    mean = bootstrap_statistic(rows, _mean_of(len(rows)), confidence=confidence, resamples=resamples, seed=seed)
-    if not share or mean.low is None or mean.low != mean.high or mean.mean not in (0.0, 1.0):
-        return mean
-    unseen = unseen_share(mean.n, confidence)
-    return Mean(mean.mean, max(0.0, mean.mean - unseen), min(1.0, mean.mean + unseen), mean.n)
+    settings: dict[str, Any] = {"confidence": confidence, "resamples": resamples, "seed": seed}
+    return bootstrap_statistic(rows, _mean_of(len(rows)), **settings, share=share)
 
 
-def bootstrap_statistic(rows: Numbers, statistic: Statistic, *, confidence: float, resamples: int, seed: int) -> Mean:
+def bootstrap_statistic(
+    rows: Numbers, statistic: Statistic, *, confidence: float, resamples: int, seed: int, share: bool = False
+) -> Mean:
     """A statistic of totals with its bootstrap interval (expanded percentiles).
 
     For means its coverage is right from 20 tasks on. For macro-F1 it is slightly narrow while a label is rare: in
@@ -76,6 +74,8 @@ def bootstrap_statistic(rows: Numbers, statistic: Statistic, *, confidence: floa
     Args:
         rows: Shape (tasks, columns): the contribution of each task to the totals.
         confidence: Coverage of the interval, such as 0.95.
+        share: True if each task's own value lies in [0, 1]. If all are 0 or all are 1, resampling can only repeat
+            them. Then the other end of the interval is the exact bound for a share (`unseen_share`).
 
     Raises:
         ValueError: There are no rows.
@@ -87,6 +87,9 @@ def bootstrap_statistic(rows: Numbers, statistic: Statistic, *, confidence: floa
     if n == 1:
         return Mean(centre, None, None, n)
     low, high = interval_around(centre, resampled(rows, statistic, resamples=resamples, seed=seed), n, confidence)
+    if share and low == high and centre in (0.0, 1.0):
+        unseen = unseen_share(n, confidence)
+        low, high = max(0.0, centre - unseen), min(1.0, centre + unseen)
     return Mean(centre, low, high, n)
 
 

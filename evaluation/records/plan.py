@@ -116,7 +116,7 @@ def choose_stages(
             for stage in chosen
         ]
     if faults:
-        end = next(stage for stage in stages if stage.name == last)
+        end = next((stage for stage in reversed(chosen) if stage.kind == "sequence"), stages[-1])
         share = f"{100 * faults:g}"
         title = f"{end.title}, {share} % of tool calls failing"
         chosen.append(replace(end, name=f"faults-{share}", own_name="", title=title, kind="faults", faults=faults))

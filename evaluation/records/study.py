@@ -115,7 +115,7 @@ class Plan:
     def alone(self) -> list[Stage]:
         """The stages whose models also answer without roles: the first, and the last if their weights differ."""
         first, last = self.stages[0], self.final
-        return [first] if self._without_roles(first) == self._without_roles(last) else [first, last]
+        return [first] if self.without_roles(first) == self.without_roles(last) else [first, last]
 
     @property
     def ends(self) -> list[Stage]:
@@ -124,18 +124,22 @@ class Plan:
 
     def alone_of(self, stage: Stage) -> Stage:
         """The stage of `alone` that has the same models as `stage`, and under whose name these answer without roles."""
-        return next(
-            candidate for candidate in self.alone if self._without_roles(candidate) == self._without_roles(stage)
-        )
+        return next(candidate for candidate in self.alone if self.without_roles(candidate) == self.without_roles(stage))
 
-    def _without_roles(self, stage: Stage) -> tuple[str | None, str | None]:
+    def without_roles(self, stage: Stage) -> str:
         """The versions, in `stage`, of the models that also answer without roles."""
-        return stage.versions.get(self.alone_slot), stage.versions.get(self.combining_slot)
+        slots = dict.fromkeys((self.alone_slot, self.combining_slot))
+        return ", ".join(stage.versions[slot] for slot in slots if slot in stage.versions)
+
+    def phases_at(self, stage: Stage) -> int:
+        """The number of phases that had learned at a stage of the sequence."""
+        learned = list(self.learned) or [each.own_name for each in self.stages if each.kind == "sequence"][1:]
+        return learned.index(stage.own_name) + 1 if stage.own_name in learned else 0
 
     def coalition(self, phases: Collection[str]) -> Stage | None:
         """The stage with what `phases` learned and nothing else; None if it is not in the plan."""
         policies = policies_of(self.learned, phases)
-        return next((stage for stage in self.stages if stage.policies == policies), None)
+        return next((stage for stage in self.stages if stage.policies == policies and not stage.faults), None)
 
     def dump(self) -> dict[str, Any]:
         """As plain data. A task that one document answers does not say so."""
@@ -200,6 +204,7 @@ class BaselineAnswer:
         calls: Model calls for this answer; None if they were not recorded.
         sample: Number of the call among calls with the same prompt, from 0. Calls after the first only vote.
         temperature: At which the model was sampled; None for the slot's own, and for answers that are not sampled.
+        models: The versions of the models that answer without roles; "" if the baseline uses none.
     """
 
     baseline: str
@@ -212,6 +217,7 @@ class BaselineAnswer:
     completion_tokens: int = 0
     sample: int = 0
     temperature: float | None = None
+    models: str = ""
 
 
 @dataclass(frozen=True, slots=True)

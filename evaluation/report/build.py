@@ -175,6 +175,8 @@ def compare_all(study: Study) -> dict[str, dict[str, Comparison]]:
 def _of_gate(study: Study, before: str, after: str) -> dict[str, Comparison]:
     """The gate's comparison of two stages; empty unless the study is on just the tasks and rollouts of the gate."""
     plan, config, sides = study.plan, study.run.config, (study.answers[before], study.answers[after])
+    if config.evaluation.confidence != study.config.evaluation.confidence:
+        return {}
     if plan.split != "val" or len(plan.tasks) != config.gate.tasks or not all(side.by_gate for side in sides):
         return {}
     comparisons = {name: as_gate(sides[0].records, sides[1].records, name, config) for name in GATED}
@@ -282,7 +284,7 @@ def _ablation(plan: Plan, compared: Comparisons, config: Config) -> list[dict[st
     rows: list[dict[str, Any]] = []
     for before, stage in pairwise(sequence):
         new = [policy.target for policy in stage.policies if policy not in before.policies]
-        phase = stage.own_name if len(new) == 1 else f"all up to {stage.name}"
+        phase = stage.own_name if plan.phases_at(stage) - plan.phases_at(before) == 1 else f"all up to {stage.name}"
         rows.append(_row(phase, new, "sequence", f"{before.name}:{stage.name}"))
     base = plan.stages[0]
     for stage in plan.stages[1:]:
@@ -315,7 +317,7 @@ def _baselines(study: Study) -> dict[str, Any]:
         rows = [row for row in study.baselines if row.baseline == name]
         errors = Counter(row.error or "no reason recorded" for row in rows if row.answer is None)
         baseline_rows[name] = {
-            "title": baselines.title(name, rows[0].calls or 0, sampled),
+            "title": baselines.title(name, max(row.calls or 0 for row in rows), sampled),
             **{metric: mean.dump() for metric, mean in means.items()},
             "answered": sum(row.answer is not None for row in rows),
             "errors": dict(errors.most_common()),

@@ -84,7 +84,7 @@ def notes(study: Study) -> list[str]:
         )
     if plan.split == "test":
         sentences.append("No decision of training used these test tasks: neither learning nor the gate has seen them.")
-    if config.models[config.slot(JUDGE)].kind == "rubric":
+    if all(config.models[slot].kind == "rubric" for slot in (config.slot(JUDGE), *config.rollouts.judges)):
         sentences.append(
             "The judge that gives the reward's six criteria is a deterministic rubric, not a language model: what "
             "training gains in them is what the rubric can see."

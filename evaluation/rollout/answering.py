@@ -15,12 +15,13 @@ from chimera.serving.client import Endpoint
 def answering(endpoints: Mapping[str, Endpoint], config: Config, temperature: float | None) -> dict[str, Endpoint]:
     """The endpoints of all slots, sampled at `temperature` at most; None: each at its own.
 
-    The judge keeps its own, so that it scores as in training.
+    Judges keep their own, so that they score as in training, unless another role has their slot.
     """
     if temperature is None:
         return dict(endpoints)
-    judge = config.slot(JUDGE)
+    roles = {slot for role, slot in config.roles.slots().items() if role != JUDGE}
+    judges = {config.slot(JUDGE), *config.rollouts.judges} - roles
     return {
-        slot: endpoint if slot == judge else replace(endpoint, temperature=min(endpoint.temperature, temperature))
+        slot: endpoint if slot in judges else replace(endpoint, temperature=min(endpoint.temperature, temperature))
         for slot, endpoint in endpoints.items()
     }

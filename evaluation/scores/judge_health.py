@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from chimera.config.roles import JUDGE
 from chimera.config.sections.rollouts import RewardConfig
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import Judged, Study
@@ -53,7 +54,7 @@ def health(study: Study) -> dict[str, Any]:
     weights = weights_of(study.config.reward)
     records = {record.rollout_id: record for answers in study.answers.values() for record in answers.records}
     rollouts = [_scored(record, study.audit) for record in records.values() if record.has_protocol]
-    judge = _names(record.policy_versions.get("judge") for record in records.values())
+    judge = _names(record.policy_versions.get(study.config.slot(JUDGE)) for record in records.values())
     auditor = _names(score.model for score in study.audit.values() if score.subject in records)
     figures: dict[str, Any] = {"judge": judge, "auditor": auditor, **_agreement(rollouts, weights)}
     figures["length"] = {

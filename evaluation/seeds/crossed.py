@@ -180,6 +180,14 @@ def unless_unseen(interval: dict[str, Any], confidence: float) -> dict[str, Any]
     return {**interval, "low": -unseen, "high": unseen}
 
 
+def of_share(interval: dict[str, Any], confidence: float) -> dict[str, Any]:
+    """The figures of a share: within 0 and 1, and where all tasks agree up to the bound of what may still differ."""
+    if interval["low"] is None:
+        return interval
+    unseen = unseen_share(interval["tasks"], confidence) if interval["low"] == interval["high"] else 0.0
+    return {**interval, "low": max(0.0, interval["low"] - unseen), "high": min(1.0, interval["high"] + unseen)}
+
+
 def over_data_seeds(estimates: Sequence[float], *, confidence: float) -> tuple[float, float] | None:
     """Student's interval for the mean over the population of data sets, from one estimate for each data seed.
 

@@ -14,7 +14,7 @@ from evaluation.causes.blame import share_of_totals, shares_by_task
 from evaluation.causes.shapley import METRICS, shapley_values
 from evaluation.measures.statistics import Numbers
 from evaluation.records import coalitions
-from evaluation.seeds.crossed import crossed_interval, mean_of_runs, unless_unseen
+from evaluation.seeds.crossed import crossed_interval, mean_of_runs, of_share, unless_unseen
 from evaluation.seeds.runs import SeedRun, by_data_seed, by_task
 
 TOGETHER = "all together"
@@ -57,8 +57,10 @@ def blame(runs: Sequence[SeedRun]) -> dict[str, Any]:
     having = [run for run in runs if (blame_row := run.report.get("blame")) and blame_row["examined"]]
     if not having:
         return {}
-    steps = list(having[0].report["blame"]["steps"])
-    return {step: _pooled(having, lambda run, step=step: _mended(run, step)) for step in (*steps, ANY)}
+    steps, confidence = list(having[0].report["blame"]["steps"]), having[0].report["settings"]["confidence"]
+    return {
+        step: of_share(_pooled(having, lambda run, step=step: _mended(run, step)), confidence) for step in (*steps, ANY)
+    }
 
 
 def _pooled(runs: Sequence[SeedRun], of: Callable[[SeedRun], ByTask]) -> dict[str, Any]:

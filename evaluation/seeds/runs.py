@@ -111,7 +111,7 @@ class SeedRun:
         """
         if name == FINAL:
             whole = len(self.sequence) > 1 or all(
-                stage["kind"] == "sequence" for stage in self.report["plan"]["stages"]
+                stage["kind"] in ("sequence", "faults") for stage in self.report["plan"]["stages"]
             )
             return [*self.sequence.values()][-1] if whole else None
         if name.startswith(ALONE):

@@ -75,7 +75,11 @@ def verify(report_file: Path, run: Run | None, *, expect: str | None = None) -> 
     if position is None:
         absent = f"{LEDGER} has no evaluation that wrote {file}: it was removed, or the report is of another run"
         return Verification([*problems, absent], len(entries), head)
-    evaluated = Evaluated.load(entries[position].record)
+    try:
+        evaluated = Evaluated.load(entries[position].record)
+    except (KeyError, TypeError, ValueError) as error:
+        other = f"{LEDGER} says of {file} what this version of Chimera cannot read ({error}): verify it with its own"
+        return Verification([*problems, other], len(entries), head)
     problems += _unlike_bytes(file.parent, evaluated)
     then = RunThen.at(run, entries[: position + 1], evaluated.name)
     try:

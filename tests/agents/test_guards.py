@@ -37,11 +37,12 @@ def seen(records):
         ("survival of those exposed to a nerve agent, followed until death", None),
         ("increased transmissibility of the variant", None),
         ("transmissibility is not increased; adults with consent", None),
+        ("used Off-label here", "house"),
         ("", None),
     ],
 )
 def test_a_phrase_counts_in_any_case_unless_its_sentence_negates_it(text, rule):
-    found = broken(RULES, {"deep": [{"text": text}], "number": 3})
+    found = broken({**RULES, "house": ("off-label",)}, {"deep": [{"text": text}], "number": 3})
     assert (found or "").partition(" ")[0] == (rule or "")
 
 

@@ -51,8 +51,8 @@ async def test_a_policy_may_overrule_the_supervisor_who_then_justifies_its_choic
     prefers = society_kit.answers["Supervisor"]
     model = society_kit.Model(Supervisor=[prefers, {"choice": "Geneticist", "justification": "genes decide"}])
     records = []
-    society = society_kit.make(model, select=policy, observe=records.append, evidence="given")
-    state = await society.run(society_kit.brief, 7)
+    society = society_kit.make(model, observe=records.append, evidence="given")
+    state = await society.run(society_kit.brief, 7, select=policy)
     assert policy.asked == [(candidates_of(state), "Pharmacologist", 7)]
     first, second = [payload_of(request.messages) for request in model.of("Supervisor")]
     assert first == {"hypotheses": state["initial_hypotheses"], "goal": society_kit.brief.goal}
@@ -76,7 +76,7 @@ async def test_a_policy_may_overrule_the_supervisor_who_then_justifies_its_choic
 
 async def test_a_policy_that_agrees_with_the_supervisor_costs_no_second_call(society_kit):
     model = society_kit.Model()
-    state = await society_kit.make(model, select=Corrects("Pharmacologist")).run(society_kit.brief)
+    state = await society_kit.make(model).run(society_kit.brief, select=Corrects("Pharmacologist"))
     assert len(model.of("Supervisor")) == 1
     assert state["supervisor_justification"] == society_kit.answers["Supervisor"]["justification"]
 
@@ -122,7 +122,7 @@ async def test_a_runs_selector_does_not_outlive_the_run(society_kit):
 @pytest.mark.parametrize("policy", [Corrects, Decides])
 async def test_a_policy_that_chooses_nobody_is_the_supervisors_error(society_kit, policy):
     with refused(RoleError, "Supervisor", "'epsilon-greedy'", "'Surgeon'", "Geneticist, Pharmacologist, Neurologist"):
-        await society_kit.make(society_kit.Model(), select=policy("Surgeon")).run(society_kit.brief)
+        await society_kit.make(society_kit.Model()).run(society_kit.brief, select=policy("Surgeon"))
 
 
 async def test_without_a_policy_the_supervisors_choice_stands_and_no_propensity_is_invented(society_kit):

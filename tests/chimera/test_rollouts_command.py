@@ -11,6 +11,7 @@ from collections import Counter
 import psutil
 import pytest
 import yaml
+from kill_chain import commands
 from message_kit import refused
 
 from chimera.core.errors import ConfigError
@@ -54,7 +55,6 @@ def start_training(scripted_openai, tmp_path_factory):
         "wandb": {"mode": "disabled"},
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    started = []
     calls = Counter()
 
     def wait(request):
@@ -68,23 +68,12 @@ def start_training(scripted_openai, tmp_path_factory):
         command = [sys.executable, "-c", WITHOUT_WATCHDOG, "--phases", "gather", "--name", name]
         command += ["--config", str(folder / "config.yaml"), *overrides]
         command += [f"models.junior.model=endless-{name}", "gather.tasks=30"] if endless else []
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            start_new_session=True,
-        )
-        started.append(process)
+        process = begin(command)
         process.run = folder / name
         return process
 
-    yield start
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+    with commands() as begin:
+        yield start
 
 
 def read_until(process, text):

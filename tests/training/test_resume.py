@@ -5,7 +5,6 @@ Killed are the model server and the main process, each in another phase.
 
 import os
 import re
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -13,6 +12,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from kill_chain import commands
 
 from chimera.run.directory import Run
 from chimera.run.jsonl import read_lines
@@ -36,28 +36,15 @@ PHASES = ("gather", "sft", "ppo", "bandit")
 def start(tmp_path_factory):
     """`start(name, *arguments)` runs the command in a process group of its own."""
     folder = tmp_path_factory.mktemp("resume")
-    started = []
 
     def begin(name, *arguments):
         command = [sys.executable, "-m", "chimera.train", "--name", name, *arguments, f"runs_dir={folder}"]
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            start_new_session=True,
-        )
-        process.run = Run(folder / name)
-        process.lines = []
-        started.append(process)
+        process = start_command(command)
+        process.run, process.lines = Run(folder / name), []
         return process
 
-    yield begin
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+    with commands() as start_command:
+        yield begin
 
 
 def read_until(process, pattern):

@@ -20,8 +20,10 @@ def estimate(settings: Settings, examples: Sequence[LoggedExample]) -> Mapping[s
     is its advantage over the choices of the supervisor's model (doubly robust, paired). Each comes with `_low` and
     `_high` of its 95 % interval. `ess` is the effective sample size. `as_supervisor` is the share of choices in which
     policy and supervisor's model agree. A value that the log does not allow is None.
+    Choices among another number of hypotheses than the last are left out: they were made in another society.
     """
-    eligible = [example for example in examples if example.event.propensities is not None]
+    size = len(examples[-1].rows) if examples else 0
+    eligible = [each for each in examples if each.event.propensities is not None and len(each.rows) == size]
     if len({example.event.task_id for example in eligible}) < 2:
         return {"ess": 0.0}
     judged: list[LoggedExample] = []

@@ -22,7 +22,7 @@ from training.algorithms.teachers import FAULTS, Lesson, Teacher
 from training.learning.base import Bench, Learned, PhasePlan
 from training.learning.examples import Examples, Render, Selected, check_enough
 from training.learning.fine_tuning import TuneSettings, check_batches
-from training.learning.states import check_tasks, collect_states
+from training.learning.states import check_tasks, check_varied, collect_states
 
 
 class DistilSettings(TuneSettings):
@@ -62,15 +62,13 @@ class Distil:
                 f"{plan.name}.slot is {settings.slot!r}: name the slot that teaches {plan.slot} (models.<slot>), "
                 f"or set {plan.name}.teacher to greedy or vote"
             )
-        if settings.teacher == "vote" and config.models[plan.slot].temperature == 0:
-            raise ConfigError(
-                f"models.{plan.slot}.temperature=0 always gives the same answer, and {plan.name} takes a vote: set it "
-                "to 1"
-            )
-        others = [role for role in plan.roles if not issubclass(ROLES[role].schema, Hypothesis)]
-        if settings.teacher == "society" and (others or config.society.quotes == "numbered"):
-            why = f"{others[0]} gives none" if others else "society.quotes=numbered writes quotes as numbers"
-            raise ConfigError(f"{plan.name}.teacher=society teaches hypotheses in plain text, and {why}")
+        if settings.teacher == "vote":
+            check_varied(plan, config, "takes a vote")
+        faults = [f"{role} gives none" for role in plan.roles if not issubclass(ROLES[role].schema, Hypothesis)]
+        faults += ["society.quotes=numbered writes quotes as numbers"] * (config.society.quotes == "numbered")
+        faults += ["with society.graph.choose=combine there are findings"] * (config.society.graph.choose == "combine")
+        if settings.teacher == "society" and faults:
+            raise ConfigError(f"{plan.name}.teacher=society teaches hypotheses in plain text, and {faults[0]}")
 
     async def learn(self, plan: PhasePlan, settings: DistilSettings, bench: Bench) -> Learned:
         return await bench.fine_tune(plan, settings, partial(draw, plan, settings, bench))

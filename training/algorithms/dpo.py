@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from chimera.config.tree import Config
-from chimera.core.errors import ConfigError
 from chimera.data.tasks import Dataset
 from chimera.run.policies import Part
 from training.algorithms.pairs import PairSet, all_pairs, hold_out
@@ -22,7 +21,7 @@ from training.learning.base import Bench, Learned, PhasePlan
 from training.learning.examples import Render, check_enough
 from training.learning.fine_tuning import TuneSettings, check_batches
 from training.learning.groups import BranchSettings, group_figures, grow
-from training.learning.states import check_tasks, collect_states
+from training.learning.states import check_tasks, check_varied, collect_states
 from training.learning.values import Values, how_valued
 
 
@@ -52,9 +51,6 @@ class DpoSettings(TuneSettings, BranchSettings):
         default=2048, ge=32, le=1_000_000, description="longer pairs are left out and counted, in tokens of the longer"
     )
 
-    def needs_rollouts(self) -> bool:
-        return self.tasks == 0
-
     def idle(self) -> Mapping[str, str]:
         return {"ranks": "one process compares pairs"}
 
@@ -67,11 +63,7 @@ class Dpo:
 
     def check(self, plan: PhasePlan, settings: DpoSettings, config: Config, dataset: Dataset) -> None:
         check_batches(plan, settings)
-        if config.models[plan.slot].temperature == 0:
-            raise ConfigError(
-                f"models.{plan.slot}.temperature=0 always gives the same answer, and {plan.name} compares different "
-                "ones: set it to 1"
-            )
+        check_varied(plan, config, "compares different ones")
         how_valued(plan, settings.reward, settings.value, config)
         check_tasks(plan, settings.tasks, dataset, config.seed)
 

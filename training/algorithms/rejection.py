@@ -41,9 +41,6 @@ class RejectionSettings(TuneSettings, BranchSettings):
         "answers are learned, right or not",
     )
 
-    def needs_rollouts(self) -> bool:
-        return self.tasks == 0
-
 
 class Rejection:
     """Draws answers, keeps the right ones, and fine-tunes the roles' weights on them."""

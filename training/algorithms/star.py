@@ -30,7 +30,7 @@ from training.algorithms.rejection import RejectionSettings, best_first, is_righ
 from training.learning.base import Bench, Learned, PhasePlan
 from training.learning.examples import Examples, FirstWeights, Render, Selected, check_enough
 from training.learning.fine_tuning import check_batches
-from training.learning.groups import AnswerGroup, Valued, group_figures, grow
+from training.learning.groups import AnswerGroup, Valued, answer_group, group_figures, grow
 from training.learning.states import State, check_tasks, collect_states
 from training.learning.values import Values, how_valued
 
@@ -142,12 +142,7 @@ async def hinted(bench: Bench, values: Values, state: State, k: int, version: st
     slot = bench.config.slot(call.role)
     draws = [random.Random(f"{bench.config.seed}/{HINT}/{state.name}/{number}").getrandbits(31) for number in range(k)]
     completions = await asyncio.gather(*(bench.ask(slot, messages, seed=seed, **offered) for seed in draws))
-    answers = [call.answered(completion) for completion in completions if completion.weights_version == version]
-    worths = await values.of_group(state, answers)
-    valued_answers = [Valued(answer, worth) for answer, worth in zip(answers, worths, strict=True) if worth is not None]
-    return AnswerGroup(
-        state, tuple(valued_answers), {"stale": k - len(answers), "unvalued": len(answers) - len(valued_answers)}
-    )
+    return await answer_group(values, state, [call.answered(completion) for completion in completions], version)
 
 
 def with_hint(messages: Sequence[Message], label: str) -> list[Message]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from agents.roles import ROLES
-from agents.visit.prompting import dump
+from agents.visit.prompting import dump, schema_in
 from agents.visit.quoting import texts_read
 from chimera.core.quotes import missing_quotes
 from chimera.serving.client import Completion
@@ -126,7 +126,8 @@ def elected(answers: Sequence[Call]) -> Call:
 def rewritten(call: Call, answer: Mapping[str, Any]) -> Call:
     """The call with `answer` in the form that its role's answers have."""
     assert call.asked is not None
-    content = dump({name: answer[name] for name in ROLES[call.role].schema.model_fields})
+    fields = schema_in(ROLES[call.role], call.asked.messages).model_fields
+    content = dump({name: answer[name] for name in fields})
     choice = {**call.asked.choice, "message": {"role": "assistant", "content": content}}
     return replace(call, asked=replace(call.asked, choice=choice))
 

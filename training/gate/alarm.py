@@ -6,9 +6,12 @@ validation rollouts. Judge up and second judge down, both significantly, is a re
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from chimera.config.tree import Config
+from chimera.run.jsonl import append_line, read_lines
 from evaluation.measures.comparison import Comparison, compare_means
 from evaluation.measures.metrics import Metric
 from evaluation.records.rollouts import RolloutRecord
@@ -19,11 +22,14 @@ Scores = Sequence[float | None]
 
 
 async def alarm(
-    before: Sequence[RolloutRecord], after: Sequence[RolloutRecord], auditor: Auditor, config: Config
+    before: Sequence[RolloutRecord], after: Sequence[RolloutRecord], auditor: Auditor, config: Config, file: Path
 ) -> tuple[str | None, dict[str, Any]]:
     """What is to be said of two stages on the same tasks, or None, and the two comparisons as plain data.
 
-    The second judge is asked only where the judge's scores rose significantly.
+    The second judge is asked only where the judge's scores rose significantly, and once about each rollout.
+
+    Args:
+        file: Keeps its scores, for later phases and after a kill.
 
     Raises:
         UnreachableError: The second judge cannot be reached.
@@ -32,10 +38,17 @@ async def alarm(
     if judge is None or judge.low is None or judge.low <= 0:
         return None, {}
     at_once = asyncio.Semaphore(config.rollouts.concurrency)
+    file.parent.mkdir(exist_ok=True)
+    audits = {row["subject"]: row["scores"] for row in read_lines(file)}
 
     async def audit(record: RolloutRecord) -> float | None:
-        async with at_once:
-            return _weighted((await auditor.audit(record)).scores, config) if record.has_protocol else None
+        if record.has_protocol and record.rollout_id not in audits:
+            async with at_once:
+                audited = await auditor.audit(record)
+            if audited.error is None:
+                append_line(file, asdict(audited))
+            audits[record.rollout_id] = audited.scores
+        return _weighted(audits[record.rollout_id], config) if record.has_protocol else None
 
     audited = [await asyncio.gather(*map(audit, records)) for records in (before, after)]
     held_out = _compare(audited[0], audited[1], config)

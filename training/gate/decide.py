@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from training.lab.lab import Lab
 
 LIVE, BACK = "live", "rolled back"
+AUDITS = "audits.jsonl"
+"""The file of the run's folder of gates with what the second judge said."""
 
 
 def check(config: Config, dataset: Dataset) -> None:
@@ -92,8 +94,14 @@ class Gate:
             self._stages[live] = await evaluate(lab, live)
 
     async def decide(self, phase: str, policy: Policy) -> bool:
-        """Put `policy` live, evaluate it, and keep it or roll it back. Returns True if it was kept."""
+        """Put `policy` live, evaluate it, and keep it or roll it back. Returns True if it was kept.
+
+        A decision that the ledger has already, of a run that was killed right after it, stands.
+        """
         lab = self._lab
+        for decided, is_live, _ in self._decisions():
+            if decided == phase:
+                return is_live
         await lab.put_live(policy)
         if not lab.config.gate.tasks:
             self._keep(phase, policy, "without being compared, because gate.tasks is 0")
@@ -122,7 +130,7 @@ class Gate:
         try:
             if (auditor := lab.second_judge()) is None:
                 return None, {}
-            sentence, figures = await alarm(*stages, auditor, lab.config)
+            sentence, figures = await alarm(*stages, auditor, lab.config, lab.run.path / GATE / AUDITS)
         except (UnreachableError, ConfigError) as error:
             lab.view.warn(f"gate: the second judge was not asked about {rivalry.after}: {error}")
             return None, {}

@@ -34,8 +34,7 @@ class Records:
 
     def note(self, record: RolloutRecord) -> None:
         """Remember a rollout that has been written."""
-        if record.phase in self._known:
-            self._known[record.phase][identity(record)] = record
+        self._known[record.phase][identity(record)] = record
 
 
 def identity(rollout: RolloutRecord | RolloutInput) -> Identity:

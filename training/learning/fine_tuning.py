@@ -43,9 +43,6 @@ class TuneSettings(PhaseSettings):
         description="auto: load the model through Unsloth when a GPU and Unsloth are there",
     )
 
-    def needs_rollouts(self) -> bool:
-        return True
-
 
 class SftSettings(TuneSettings):
     """Supervised fine-tuning of roles on their own good traces."""
@@ -69,6 +66,9 @@ class SftSettings(TuneSettings):
         description="conversations that quote what is in none of the passages they read are left out (prefer: unless "
         "fewer than min_examples would be left, which is told)",
     )
+
+    def needs_rollouts(self) -> bool:
+        return True
 
 
 def check_batches(plan: PhasePlan, settings: TuneSettings) -> None:

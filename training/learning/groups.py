@@ -92,19 +92,23 @@ async def grow(
     """
 
     async def group(state: State) -> AnswerGroup:
-        drawn = await bench.branch(state.call, k, seed=seed)
-        answers = [call for call in drawn if call.weights_version == version]
-        worths = await values.of_group(state, answers)
-        valued_answers = [Valued(call, worth) for call, worth in zip(answers, worths, strict=True) if worth is not None]
+        answers = await answer_group(values, state, await bench.branch(state.call, k, seed=seed), version)
         nonlocal done
         done += 1
         advance(done, "")
-        left_out = {"stale": len(drawn) - len(answers), "unvalued": len(answers) - len(valued_answers)}
-        return AnswerGroup(state, tuple(valued_answers), left_out)
+        return answers
 
     done = 0
     with bench.view.work(f"{k} answers to each prompt", len(states)) as advance:
         return list(await asyncio.gather(*map(group, states)))
+
+
+async def answer_group(values: Values, state: State, drawn: Sequence[Call], version: str) -> AnswerGroup:
+    """The answers to a state that were drawn from weights of that version, with their worth."""
+    answers = [call for call in drawn if call.weights_version == version]
+    worths = await values.of_group(state, answers)
+    having = tuple(Valued(call, worth) for call, worth in zip(answers, worths, strict=True) if worth is not None)
+    return AnswerGroup(state, having, {"stale": len(drawn) - len(answers), "unvalued": len(answers) - len(having)})
 
 
 def group_figures(groups: Sequence[AnswerGroup]) -> dict[str, float]:

@@ -3,6 +3,7 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from agents.visit.sources import sources_seen
@@ -63,8 +64,8 @@ def select(
     }
     if len(fitting) < config.min_examples:
         raise RunError(_too_few(phase, figures, max((candidate.reward for candidate in pool), default=None), config))
-    figures["reward_of_candidates"] = _mean([candidate.reward for candidate in pool])
-    figures["reward_of_selected"] = _mean([example.candidate.reward for example in fitting])
+    figures["reward_of_candidates"] = fmean([candidate.reward for candidate in pool])
+    figures["reward_of_selected"] = fmean([example.candidate.reward for example in fitting])
     return Selected(tuple(fitting), figures)
 
 
@@ -140,7 +141,3 @@ def _too_few(phase: str, figures: Mapping[str, Any], highest: float | None, conf
         f"{figures['misquoting']} of those misquoting, {figures['duplicates']} twice and {figures['too_long']} longer "
         f"than {phase}.max_length={config.max_length}; {remedy}, or lower {phase}.min_examples"
     )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)

@@ -13,6 +13,7 @@ from agents.findings import Findings, gathered, share_right, vote
 from agents.roles import REFINER
 from agents.schemas import Answer
 from agents.visit.sources import sources_seen
+from chimera.config.tree import Config
 from chimera.core.errors import ConfigError, RunError
 from chimera.core.types import Label, ResearchTask
 from chimera.core.weighing import Vote, weigh
@@ -96,6 +97,14 @@ def check_tasks(plan: PhasePlan, tasks: int, dataset: Dataset, seed: int) -> Non
     """Raise ConfigError if there are fewer training tasks than the phase is to answer first."""
     if tasks:
         draw_inputs(plan.name, tasks, dataset, seed)
+
+
+def check_varied(plan: PhasePlan, config: Config, why: str) -> None:
+    """Raise ConfigError if the roles' model gives one answer only; `why` says what the phase does with several."""
+    if config.models[plan.slot].temperature == 0:
+        raise ConfigError(
+            f"models.{plan.slot}.temperature=0 always gives the same answer, and {plan.name} {why}: set it to 1"
+        )
 
 
 async def collect_states(plan: PhasePlan, tasks: int, bench: Bench) -> list[State]:

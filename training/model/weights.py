@@ -153,7 +153,8 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     """A draft folder that replaces `folder` at the end. After an error `folder` is unchanged."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft, former = (folder.with_name(f".{folder.name}.{state}") for state in ("draft", "former"))
-    shutil.rmtree(draft, ignore_errors=True)
+    for left in (draft, former):  # by a kill
+        shutil.rmtree(left, ignore_errors=True)
     draft.mkdir()
     try:
         yield draft

@@ -36,7 +36,7 @@ class RewardedCalls:
 
     Attributes:
         whole: The reward that the roles earn, all parts.
-        rest: The same without the automatic parts.
+        rest: The same without the automatic parts, or all of it if the phase's roles earn chosen parts.
         rest_of_first: counterfactual: `rest` of the replay with the phase's first weights.
     """
 
@@ -134,10 +134,13 @@ def _has_reward(record: RolloutRecord) -> bool:
 
 
 def _shares(record: RolloutRecord, config: PpoSettings, reward: RewardConfig) -> tuple[float, float]:
-    """The reward that the roles earn, and the same without the automatic parts."""
+    """The reward that the roles earn, and the same without the automatic parts, unless its parts are chosen."""
     parts = earned(record.parts, config.reward, reward)
-    assert record.reward is not None
-    whole = math.fsum(parts.values()) if config.reward else record.reward
+    if config.reward:
+        whole = math.fsum(parts.values())
+        return whole, whole
+    whole = record.reward
+    assert whole is not None
     return whole, math.fsum((whole, *(-parts.get(name, 0.0) for name in AUTOMATIC)))
 
 

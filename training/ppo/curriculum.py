@@ -11,8 +11,7 @@ With pass_rate and level, `EASY` of each draw are states that were passed, so th
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from training.ppo.verl.settings import Order
 
@@ -36,9 +35,6 @@ class Course:
     rates: dict[str, float] = field(default_factory=dict)
     open: int = 0
     window: list[bool] = field(default_factory=list)
-
-    def dump(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class Curriculum:

@@ -107,13 +107,13 @@ class PpoLoop:
         if self._trainer.test_freq > 0 and step % self._trainer.test_freq == 0:
             metrics |= await self._validate(step)
             clock.stop("testing")
-        if step % self._trainer.save_freq == 0 or step == self._settings.steps:
-            await self._learner.save(self._write_checkpoint)
-            clock.stop("save_checkpoint")
         metrics |= clock.seconds()
         metrics |= {"step/skipped": int(taken.skip is not None), "policy": self._bench.versions[self._plan.slot]}
         self._bench.metrics.log(self._plan.name, step, metrics)
         self._bench.view.note(step_line(self._plan.name, step, self._settings.steps, metrics))
+        # After the step's metrics, because a run that is stopped meanwhile may go on after this step.
+        if step % self._trainer.save_freq == 0 or step == self._settings.steps:
+            await self._learner.save(self._write_checkpoint)
         return following
 
     async def _learn_from(self, taken: Taken, step: int, clock: StepClock) -> Mapping[str, Any]:
@@ -164,13 +164,11 @@ class PpoLoop:
 
     async def _open_source(self) -> SampleSource:
         if self._settings.states:
-            source: SampleSource = BranchSource(self._plan, self._settings, self._bench, self._progress.course)
-        else:
-            compared = self._settings.credit == "counterfactual"
-            first = self._copy_first(FIRST, again=False) if compared else None
-            source = RolloutSource(self._plan, self._settings, self._bench, first)
-        await source.open()
-        return source
+            source = BranchSource(self._plan, self._settings, self._bench, self._progress.course)
+            await source.open()
+            return source
+        first = self._copy_first(FIRST, again=False) if self._settings.credit == "counterfactual" else None
+        return RolloutSource(self._plan, self._settings, self._bench, first)
 
     def _copy_first(self, name: str, *, again: bool = True) -> Policy:
         """The weights that the phase began with as a policy of its own: its first version, or one for replays.

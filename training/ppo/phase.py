@@ -20,7 +20,7 @@ from chimera.core.errors import ConfigError
 from chimera.data.tasks import Dataset
 from chimera.run.policies import Part
 from training.learning.base import Bench, Learned, PhasePlan
-from training.learning.states import check_tasks
+from training.learning.states import check_tasks, check_varied
 from training.learning.values import check_reward, how_valued
 from training.ppo.engine.advantages import GROUPED
 from training.ppo.loop import PpoLoop
@@ -35,11 +35,7 @@ class Ppo:
     part: ClassVar[Part | None] = "weights"
 
     def check(self, plan: PhasePlan, settings: PpoSettings, config: Config, dataset: Dataset) -> None:
-        if config.models[plan.slot].temperature == 0:
-            raise ConfigError(
-                f"models.{plan.slot}.temperature=0 always gives the same answer, and {plan.name} learns from "
-                "differences: set it to 1"
-            )
+        check_varied(plan, config, "learns from differences")
         if config.models[plan.slot].dtype != "float32":
             raise ConfigError(
                 f"models.{plan.slot}.dtype={config.models[plan.slot].dtype}: {plan.name} compares the probabilities of "

@@ -42,10 +42,6 @@ class Taken:
 class SampleSource(Protocol):
     """Gives the samples of each step, from the weights that are live when it is asked."""
 
-    async def open(self) -> None:
-        """Get ready for the first step."""
-        ...
-
     async def take(self, step: int, fresh: Collection[str]) -> Taken:
         """The samples of step `step` (from 1). Steps come in order, each once.
 
@@ -66,9 +62,6 @@ class RolloutSource:
         self._plan, self._settings, self._bench, self._first = plan, settings, bench, first
         self._tasks = ppo_steps.draw(bench.dataset.train, settings.tasks_per_step, f"{bench.config.seed}/{plan.name}")
         self._passed = 0
-
-    async def open(self) -> None:
-        """Nothing is needed before the first step."""
 
     async def take(self, step: int, fresh: Collection[str]) -> Taken:
         """Run the society on the step's tasks; rollouts that end after the step's time limit are left out."""

@@ -67,10 +67,6 @@ class TuningProcess:
             await asyncio.to_thread(child.join)
 
     @property
-    def pid(self) -> int:
-        return self._children[0].pid
-
-    @property
     def pids(self) -> list[int]:
         return [child.pid for child in self._children]
 

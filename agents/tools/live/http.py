@@ -187,6 +187,7 @@ def _refusal(service: str, status: int, retries: int, key_name: str | None) -> s
         return f"{service} is failing ({status}){tries}: try again later"
     if 300 <= status < 400:
         return f"{service} points to another address ({status}), which is not asked: query and key stay here"
-    if status in (401, 403) and key_name:
+    if status in (401, 403, 432, 433) and key_name:  # Tavily's last two: its plan or budget is used up.
         return f"{service} refused the key ({status}): check {key_name}"
-    return f"{service} refused the search ({status}): try other words"
+    or_key = f", or check {key_name}" if key_name and status == 400 else ""  # NCBI answers 400 to a wrong key.
+    return f"{service} refused the search ({status}): try other words{or_key}"

@@ -65,8 +65,9 @@ class UniProt:
         words = content_words(name)
         if not words:
             return []
-        if _ACCESSION.fullmatch(name):
-            return await self._entries(f"accession:{name.upper()}")
+        # A gene's name may have the form of an accession, as C9orf3 has.
+        if _ACCESSION.fullmatch(name) and (entries := await self._entries(f"accession:{name.upper()}")):
+            return entries
         phrase = " ".join(name.replace('"', " ").replace("\\", " ").split())
         named = f'(gene_exact:"{phrase}" OR protein_name:"{phrase}") AND reviewed:true'
         about = f"({' AND '.join(words)}) AND reviewed:true"

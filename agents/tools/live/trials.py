@@ -81,7 +81,7 @@ class ClinicalTrials:
         studies = await self._studies(" AND ".join(words))
         if len(studies) < self._wanted and len(words) > 1:
             studies += await self._studies(" OR ".join(words))
-        return list({study.id: study for study in reversed(studies)}.values())[::-1][: self._wanted]
+        return list({study.id: study for study in studies}.values())[: self._wanted]
 
     async def _studies(self, term: str) -> list[Passage]:
         answer = await self._http.json(

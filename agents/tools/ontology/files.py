@@ -216,7 +216,7 @@ def _flat_protein(path: Path, line: int, record: list[tuple[str, str]]) -> Prote
     if not accessions or not names:
         raise DataError(f"{path}: the entry that ends on line {line} has no {'DE name' if accessions else 'AC'}")
     genes = re.findall(r"(?:Name|Synonyms)=([^;]+)", joined("GN"))
-    comments = joined("CC").split("-!- ")
+    comments = joined("CC").partition("-----")[0].split("-!- ")  # Below the line stands the licence.
     return Protein(
         accessions[0],
         names[0],

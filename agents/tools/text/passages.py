@@ -1,9 +1,10 @@
 """What tools read and return, documents and passages, and the cleaning of their texts."""
 
+import hashlib
 import re
 import unicodedata
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Annotated
 
 from pydantic import StringConstraints
 
@@ -25,25 +26,6 @@ class ToolError(ChimeraError):
     """A tool failed; the toolbox turns this error into a tool result that says so."""
 
 
-class DocumentLike(Protocol):
-    """Anything with an id, a title and a text, such as `chimera.data.tasks.Document`."""
-
-    @property
-    def id(self) -> str:
-        """Identifier, a PMID for PubMedQA."""
-        ...
-
-    @property
-    def title(self) -> str:
-        """Title; for PubMedQA it is the question, so it is never indexed."""
-        ...
-
-    @property
-    def text(self) -> str:
-        """The abstract as "LABEL: text LABEL: text", without its conclusion."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Passage:
     """One search result.
@@ -61,6 +43,11 @@ class Passage:
     url: str | None = None
     linked: tuple[str, ...] = ()
     caution: str = ""
+
+
+def content_id(name: str, text: str) -> str:
+    """The id of a text that `name` returned without one: other texts have other ids, the same text has the same."""
+    return f"{name}-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:8]}"
 
 
 def caution_of(title: str) -> str:

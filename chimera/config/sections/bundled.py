@@ -10,6 +10,8 @@ from chimera.core.types import Source
 ASSETS = Path(__file__).parents[2] / "assets"
 NANO = ASSETS / "nano"
 BUNDLED = ("nano", "nano_review")
+NAMED = ("smollm2",)
+"""Names of the models that are fetched at their first use."""
 SAME_SIZES = ("hidden_size", "num_hidden_layers", "vocab_size")
 """Sizes in config.json by which weights trained from the bundled model are recognised."""
 TEMPLATE = "chat_template.jinja"

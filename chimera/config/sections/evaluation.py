@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from chimera.config.loader import ConfigSection, When
+from chimera.config.sections.models import HttpAddress, VariableName
 from chimera.core.errors import suggestion
 
 PRIMARY = ("reward", "alignment", "macro_f1")
@@ -24,13 +25,13 @@ class AuditorConfig(ConfigSection):
     kind: Literal["checklist", "endpoint", "none"] = Field(
         default="checklist", description="deterministic checklist, any OpenAI-compatible server, or no second judge"
     )
-    base_url: Annotated[str | None, OF_ENDPOINT] = Field(
+    base_url: Annotated[HttpAddress | None, OF_ENDPOINT] = Field(
         default=None, description="endpoint: address of the server, ending in /v1"
     )
     model: Annotated[str | None, OF_ENDPOINT] = Field(
         default=None, min_length=1, description="endpoint: the model's name there"
     )
-    api_key_env: Annotated[str | None, OF_ENDPOINT] = Field(
+    api_key_env: Annotated[VariableName | None, OF_ENDPOINT] = Field(
         default=None, description="endpoint: name of the environment variable with the key, never the key itself"
     )
     structured: Annotated[Literal["always", "final", "never"], OF_ENDPOINT] = Field(
@@ -51,8 +52,6 @@ class AuditorConfig(ConfigSection):
     def _endpoint_is_complete(self) -> Self:
         if self.kind == "endpoint" and (self.base_url is None or self.model is None):
             raise ValueError("kind 'endpoint' needs both base_url and model")
-        if self.base_url is not None and not re.fullmatch(r"https?://[^\s/@]+(/[^\s@]*)?", self.base_url):
-            raise ValueError("base_url must be an http(s) address without user or password, such as http://host:1/v1")
         return self
 
     @property

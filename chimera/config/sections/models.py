@@ -4,24 +4,27 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from chimera.config.loader import ConfigSection, When
 
 
-def http_address(value: str | None) -> str | None:
-    """`value`, if it is an address that may stand in a configuration."""
-    if value is not None and not re.fullmatch(r"https?://[^\s/@]+(/[^\s@]*)?", value):
+def _http_address(value: str) -> str:
+    if not re.fullmatch(r"https?://[^\s/@]+(/[^\s@]*)?", value):
         raise ValueError("it must be an http(s) address without user or password, such as http://127.0.0.1:11434/v1")
     return value
 
 
-def variable_name(value: str | None) -> str | None:
-    """`value`, if it is the name of an environment variable."""
-    if value is not None and not re.fullmatch(r"[A-Z][A-Z0-9_]*", value):
+def _variable_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Z][A-Z0-9_]*", value):
         raise ValueError("must be the name of an environment variable, such as OPENAI_API_KEY, never the key itself")
     return value
 
+
+HttpAddress = Annotated[str, AfterValidator(_http_address)]
+"""An address that may stand in a configuration."""
+VariableName = Annotated[str, AfterValidator(_variable_name)]
+"""The name of an environment variable."""
 
 OWN_SAMPLING = ("top_k", "min_p", "repetition_penalty")
 """How tokens are drawn beside temperature and top_p, in `extra_body`; a model's makers may have named values for it."""
@@ -59,7 +62,7 @@ class ModelConfig(ConfigSection):
         "requests at a time take as long as with float32, or less where the processor multiplies bfloat16 itself; PPO "
         "refuses it, because it learns from float32's probabilities",
     )
-    base_url: Annotated[str | None, ENDPOINT] = Field(
+    base_url: Annotated[HttpAddress | None, ENDPOINT] = Field(
         default=None,
         description="endpoint: address of an OpenAI-compatible server, ending in /v1, without user or password; "
         "with a provider the provider's address, if it is not the usual one",
@@ -77,7 +80,7 @@ class ModelConfig(ConfigSection):
     model: Annotated[str | None, ENDPOINT] = Field(
         default=None, min_length=1, description="endpoint: the model's name there"
     )
-    api_key_env: Annotated[str | None, When.equal("kind", "endpoint", "vllm"), When.unset("python")] = Field(
+    api_key_env: Annotated[VariableName | None, When.equal("kind", "endpoint", "vllm"), When.unset("python")] = Field(
         default=None,
         description="endpoint, vllm with urls: name of the environment variable with the key, never the key itself",
     )
@@ -86,7 +89,7 @@ class ModelConfig(ConfigSection):
         min_length=1,
         description="vllm: the Python of the environment in which vLLM is installed; the run starts its own servers",
     )
-    urls: Annotated[list[str], VLLM] = Field(
+    urls: Annotated[list[HttpAddress], VLLM] = Field(
         default=[],
         description="vllm: addresses of servers that run already, in place of python, such as [http://127.0.0.1:8001]",
     )
@@ -149,20 +152,10 @@ class ModelConfig(ConfigSection):
         default=60.0, gt=0, le=604_800, description="seconds that one model call may take"
     )
 
-    @field_validator("base_url")
-    @classmethod
-    def _address(cls, value: str | None) -> str | None:
-        return http_address(value)
-
     @field_validator("urls")
     @classmethod
-    def _addresses(cls, value: list[str]) -> list[str]:
-        return [address.rstrip("/") for address in map(http_address, value) if address]
-
-    @field_validator("api_key_env")
-    @classmethod
-    def _variable_name(cls, value: str | None) -> str | None:
-        return variable_name(value)
+    def _without_slash(cls, value: list[str]) -> list[str]:
+        return [address.rstrip("/") for address in value]
 
     @model_validator(mode="after")
     def _endpoint_is_complete(self) -> Self:

@@ -129,21 +129,12 @@ class SocietyConfig(ConfigSection):
         return hash(self.model_dump_json())
 
     @model_validator(mode="after")
-    def _guides_roles(self) -> Self:
-        for name in self.guidance:
+    def _names_roles(self) -> Self:
+        for key, names in (("guidance", self.guidance), ("fallback", self.fallback)):
             try:
-                roles = expand([name], "society.guidance")
+                roles = expand(names, f"society.{key}")
             except ConfigError as error:
                 raise ValueError(str(error)) from error
             if JUDGE in roles:
-                raise ValueError(f"society.guidance names {JUDGE}, whose prompt is part of the measure: leave it out")
-        return self
-
-    @model_validator(mode="after")
-    def _falls_back_for_roles(self) -> Self:
-        try:
-            if JUDGE in self.fallbacks():
-                raise ValueError(f"society.fallback names {JUDGE}, who would not measure alike: leave it out")
-        except ConfigError as error:
-            raise ValueError(str(error)) from error
+                raise ValueError(f"society.{key} names {JUDGE}, who would not measure alike: leave it out")
         return self

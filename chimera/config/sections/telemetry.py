@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import Field, field_validator
 
 from chimera.config.loader import ConfigSection, When
+from chimera.config.sections.models import VariableName
 
 SENT = When.set("otlp_endpoint")
 
@@ -21,9 +22,8 @@ class TelemetryConfig(ConfigSection):
     content: Annotated[bool, SENT] = Field(
         default=False, description="also send what models and tools read and wrote, not only names, times and figures"
     )
-    headers_env: Annotated[str | None, SENT] = Field(
+    headers_env: Annotated[VariableName | None, SENT] = Field(
         default=None,
-        min_length=1,
         description="environment variable (or line of .env) with the collector's headers, as "
         "Authorization=Bearer ...,name=value",
     )

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from chimera.config.loader import ConfigSection, When
-from chimera.config.sections.models import http_address, variable_name
+from chimera.config.sections.models import HttpAddress, VariableName
 
 
 class McpServer(ConfigSection):
@@ -15,28 +15,15 @@ class McpServer(ConfigSection):
     command: tuple[str, ...] = Field(
         default=(), description="program with its arguments, which speaks MCP through its input and output"
     )
-    env: Annotated[tuple[str, ...], When.unset("url")] = Field(
+    env: Annotated[tuple[VariableName, ...], When.unset("url")] = Field(
         default=(), description="environment variables that the program gets, besides PATH, HOME and the like"
     )
-    url: str | None = Field(default=None, description="address of a server that speaks MCP over streamable HTTP")
-    api_key_env: Annotated[str | None, When.set("url")] = Field(
+    url: HttpAddress | None = Field(
+        default=None, description="address of a server that speaks MCP over streamable HTTP"
+    )
+    api_key_env: Annotated[VariableName | None, When.set("url")] = Field(
         default=None, description="name of the environment variable with the key of the server at url"
     )
-
-    @field_validator("url")
-    @classmethod
-    def _address(cls, value: str | None) -> str | None:
-        return http_address(value)
-
-    @field_validator("env")
-    @classmethod
-    def _names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(name for name in value if variable_name(name))
-
-    @field_validator("api_key_env")
-    @classmethod
-    def _variable(cls, value: str | None) -> str | None:
-        return variable_name(value)
 
 
 LOCAL = {"local", "separate"}

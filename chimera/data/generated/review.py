@@ -22,7 +22,7 @@ in questions, and confidence intervals. Findings always say 'lower' or 'higher':
 what the harder levels of `chimera.data.generated.tasks` ask for, and would hide here what is gained by dividing work.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from random import Random
@@ -184,11 +184,7 @@ def generate(size: int, *, seed: int, levels: Sequence[int] = (1, 2, 3, 4)) -> l
     Raises:
         ValueError: `levels` is empty or holds anything but 1, 2, 3 and 4.
     """
-    return list(islice(stream(seed=seed, levels=levels), size))
-
-
-def stream(*, seed: int, levels: Sequence[int] = (1, 2, 3, 4)) -> Iterator[ReviewTask]:
-    return endless(generate_one, seed, levels)
+    return list(islice(endless(generate_one, seed, levels), size))
 
 
 def generate_one(seed: int, index: int, level: int) -> ReviewTask:

@@ -182,11 +182,7 @@ def generate(size: int, *, seed: int, levels: Sequence[int] = (1, 2, 3, 4)) -> l
     Raises:
         ValueError: when `levels` is empty or holds anything but 1, 2, 3 and 4.
     """
-    return list(islice(stream(seed=seed, levels=levels), size))
-
-
-def stream(*, seed: int, levels: Sequence[int] = (1, 2, 3, 4)) -> Iterator[GeneratedTask]:
-    return endless(generate_one, seed, levels)
+    return list(islice(endless(generate_one, seed, levels), size))
 
 
 def endless(make: Callable[[int, int, int], Drawn], seed: int, levels: Sequence[int]) -> Iterator[Drawn]:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -14,30 +14,14 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from chimera.serving.application import application, json_object, until_disconnected
 from chimera.serving.embedded.protocol import ApiError, BadRequest, ChatRequest, parse_request, unknown_model
 
+if TYPE_CHECKING:
+    from chimera.serving.embedded.service import Service
+    from chimera.serving.embedded.spread import SpreadService
+
 logger = logging.getLogger(__name__)
 
 
-class Served(Protocol):
-    """The models of a server: `Service`, or `SpreadService`, whose models decode in several processes."""
-
-    def describe(self) -> list[dict[str, Any]]: ...
-
-    def counters(self) -> dict[str, int]: ...
-
-    def load_weights(self, key: str, folder: Path, version: str | None = None) -> str: ...
-
-    def add_candidate(self, key: str, folder: Path, version: str) -> str: ...
-
-    def remove_candidate(self, name: str) -> None: ...
-
-    async def complete(self, request: ChatRequest) -> dict[str, Any]: ...
-
-    def stream(self, request: ChatRequest) -> AsyncGenerator[dict[str, Any], None]: ...
-
-    async def aclose(self) -> None: ...
-
-
-def create_app(service: Served, api_key: str) -> FastAPI:
+def create_app(service: "Service | SpreadService", api_key: str) -> FastAPI:
     """The application, protected by `api_key`; it closes `service` when it shuts down."""
 
     @asynccontextmanager

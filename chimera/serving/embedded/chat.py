@@ -160,7 +160,13 @@ class ChatFormat:
     ) -> str:
         try:
             return self._template.render(messages=messages, tools=tools or None, add_generation_prompt=open_turn)
-        except TemplateError as error:
+        except (
+            TemplateError,
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+        ) as error:
             raise BadRequest(f"messages: the model's chat template refuses them: {error}", param="messages") from error
 
     def _tokens(self, text: str, hidden: Mapping[str, str]) -> list[int]:

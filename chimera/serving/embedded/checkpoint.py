@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
-from chimera.config.sections.bundled import ASSETS, BUNDLED
+from chimera.config.sections.bundled import ASSETS, BUNDLED, NAMED
 from chimera.config.sections.models import Precision
 from chimera.core.errors import ConfigError
 from chimera.core.files import parse_json
@@ -79,7 +79,7 @@ def locate(path: str) -> Path:
             raise ConfigError(f"the bundled model is missing from {ASSETS / path}: reinstall the package")
         return ASSETS / path
     from chimera.serving.embedded.sources.gguf_file import gguf_folder, is_gguf
-    from chimera.serving.embedded.sources.named import NAMED, named_model
+    from chimera.serving.embedded.sources.named import named_model
 
     if path in NAMED:
         return named_model(path)
@@ -102,7 +102,7 @@ def locate(path: str) -> Path:
 
     try:
         return Path(snapshot_download(path, allow_patterns=HUB_FILES))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:  # ValueError: no name of the hub
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(
             f"models.*.path {path!r} is no local folder and cannot be fetched from the hub ({type(error).__name__}: "

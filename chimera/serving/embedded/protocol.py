@@ -137,9 +137,7 @@ class JsonSchema(_RequestPart):
     """A named JSON schema; the name tells graders who asks."""
 
     name: str
-    description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = None
 
 
 class ResponseFormat(_RequestPart):

@@ -136,12 +136,11 @@ class Service:
 
     def describe(self) -> list[dict[str, Any]]:
         """One entry for each logical model: id, kind, version of its weights, folder and context length."""
+        about = {"object": "model", "created": 0, "owned_by": "chimera"}
         entries: list[dict[str, Any]] = [
             {
+                **about,
                 "id": key,
-                "object": "model",
-                "created": 0,
-                "owned_by": "chimera",
                 "kind": "embedded",
                 "weights_version": binding.version,
                 "folder": str(binding.folder),
@@ -150,18 +149,8 @@ class Service:
             }
             for key, binding in self._bindings.items()
         ]
-        entries += [
-            {
-                "id": key,
-                "object": "model",
-                "created": 0,
-                "owned_by": "chimera",
-                "kind": "rubric",
-                "weights_version": RUBRIC_VERSION,
-            }
-            for key in self._rubrics
-        ]
-        return entries
+        rubric = {**about, "kind": "rubric", "weights_version": RUBRIC_VERSION}
+        return [*entries, *({**rubric, "id": key} for key in self._rubrics)]
 
     def counters(self) -> dict[str, int]:
         """Totals of the embedded models since the start."""

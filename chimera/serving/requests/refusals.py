@@ -33,16 +33,15 @@ class RefusedRequest(ModelError):
     """A server refused a request for what it holds.
 
     Attributes:
-        said: All that the server said.
+        said: All that the server said, with the codes beside it, which may say more plainly what is wrong.
         field: The field that it names as the fault, if it names one in the way of OpenAI ("param").
     """
 
     def __init__(self, message: str, body: object) -> None:
         super().__init__(message)
-        self.said = message
-        self.field = body.get("param") if isinstance(body, Mapping) else None
-        if isinstance(body, Mapping):
-            self.said = with_codes(message, body)
+        fields = body if isinstance(body, Mapping) else {}
+        self.said = " ".join([message, *(str(fields[name]) for name in ("code", "type") if fields.get(name))])
+        self.field = fields.get("param")
 
 
 def words(body: object, depth: int = 8) -> str:
@@ -56,11 +55,6 @@ def words(body: object, depth: int = 8) -> str:
     place = f"{'.'.join(map(str, body['loc']))}: " if isinstance(body.get("loc"), list) else ""
     message = next(filter(None, (words(body.get(name), depth - 1) for name in _WORDS)), "")
     return message and place + message
-
-
-def with_codes(message: str, error: Mapping[str, Any]) -> str:
-    """A server's message with the codes beside it, which may say more plainly what is wrong."""
-    return " ".join(filter(None, (message, *(str(error[key]) for key in ("code", "type") if error.get(key)))))
 
 
 class RefusedFields:

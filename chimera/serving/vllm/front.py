@@ -53,11 +53,9 @@ class Front:
         return [
             {
                 **{"id": slot, "object": "model", "created": 0, "owned_by": "chimera", "kind": "vllm"},
-                **{
-                    "weights_version": weights.version,
-                    "folder": str(weights.live.source),
-                    "max_model_len": self._context,
-                },
+                "weights_version": weights.version,
+                "folder": str(weights.live.source),
+                "max_model_len": self._context,
             }
             for slot, weights in self._weights.items()
         ]

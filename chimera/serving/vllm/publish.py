@@ -304,16 +304,18 @@ class ServedWeights:
         self._open.clear()
         try:
             distances = await self._until_whole(lambda: self._load(new, expected, seconds))
-            old, self.live = self.live.adapter, new
+            old, self.live = self.live, new
         except ModelError as error:
             if new.adapter:
                 await self._forget(new.adapter)
             await self._return(error)
+            await asyncio.to_thread(shutil.rmtree, new.prepared, True)
             raise ModelError(f"{self.name} stays at {self.version}: {error}") from error
         finally:
             self._open.set()
-        if old:
-            await self._forget(old)
+        if old.adapter:
+            await self._forget(old.adapter)
+        await asyncio.to_thread(shutil.rmtree, old.prepared, True)  # A head of its own may be in it.
         return distances
 
     async def _retire(self, old: ServedAdapter) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from evaluation.measures.comparison import Comparison, Comparisons
 from evaluation.measures.metrics import interval_settings
@@ -96,12 +97,12 @@ def _gains(plan: Plan, phase: str, phase_forecasts: Sequence[Forecast], comparis
 
 
 def _around(plan: Plan, phase: str) -> list[str]:
-    """The stages before and after the phase, without those that were not evaluated."""
-    names = [stage.name for stage in plan.stages if stage.kind == "sequence"]
-    if phase not in names:
-        return []
-    place = names.index(phase)
-    return names[max(0, place - 1) : place + 1]
+    """The stages right before and after the phase; empty if one of them was not evaluated."""
+    pairs = pairwise(stage for stage in plan.stages if stage.kind == "sequence")
+    near = (
+        pair for pair in pairs if pair[1].own_name == phase and plan.phases_at(pair[1]) - plan.phases_at(pair[0]) == 1
+    )
+    return [stage.name for stage in next(near, ())]
 
 
 def _reward(comparisons: Comparisons, pair: str) -> Comparison | None:

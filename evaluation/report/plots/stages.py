@@ -37,9 +37,8 @@ def stages(study: Study, means: StageMeans, comparisons: Comparisons) -> Drawing
         left.set_title(METRICS[name])
         right.set_title("difference from the base")
     confidence = f"{100 * study.config.evaluation.confidence:.4g} %"
-    alone = (
-        " Orange: one learned policy alone on the base, or the end without one." if any(map(_never_live, shown)) else ""
-    )
+    never_live = " Orange: what was never live, such as one learned policy alone, or failing tools."
+    alone = never_live if any(map(_never_live, shown)) else ""
     return Drawing(
         figure,
         "Left the mean of each stage, right its paired difference from the base on the same tasks and seeds, with "

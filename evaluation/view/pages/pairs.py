@@ -137,7 +137,7 @@ def task_blocks(
     columns += [Column("reward", number=True), Column("difference", number=True)]
     chosen = [pair for pair in pairs if change_of in ("", pair.change)]
     if not chosen:
-        yield Note(Text("No task is in both stages.", "quiet"))
+        yield Note(Text("No task is in both stages." if not pairs else "No task changed so.", "quiet"))
     yield TableBlock("Tasks in both stages", columns, [_task(pair, runs) for pair in chosen])
 
 

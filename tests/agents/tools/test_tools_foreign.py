@@ -15,7 +15,7 @@ from message_kit import refused
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from agents.tools.foreign import MOST_THREADS, foreign_tool, load_tool
-from agents.tools.text.passages import MAX_SOURCE
+from agents.tools.text.passages import MAX_SOURCE, content_id
 from agents.tools.tool import Tool
 from agents.tools.toolbox import Toolbox, build_toolbox
 from chimera.config.roles import tool_name
@@ -85,7 +85,7 @@ async def test_a_tool_is_run_with_all_of_its_arguments():
     result = await toolbox.call("risk_difference", given, brief=BRIEF)
     assert (result.ok, result.valid) == (True, True)
     text = "The rates differ by -9.0 percentage points (95 % interval -17.1 to -0.9)."
-    assert result.content() == {"results": [{"id": "risk_difference", "text": text}]}
+    assert result.content() == {"results": [{"id": content_id("risk_difference", text), "text": text}]}
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,9 @@ async def test_arguments_that_langchain_injects_are_not_asked_of_the_model(box):
 )
 async def test_whatever_a_tool_returns_is_text(box, value, text):
     (passage,) = (await call(box(returning(value)))).passages
-    assert (passage.id, passage.text) == ("mine", text)
+    assert (passage.id.partition("-")[0], passage.text) == ("mine", text)
+    (other,) = (await call(box(returning("another")))).passages
+    assert other.id != passage.id  # Where findings are combined, an id tells a study.
 
 
 @pytest.mark.parametrize("value", ["", "  \n", None, [], {}])

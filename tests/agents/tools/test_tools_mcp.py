@@ -14,6 +14,7 @@ from mcp_kit import serve_http, write_awkward, write_program
 from message_kit import refused
 
 from agents.tools.mcp import McpServers
+from agents.tools.text.passages import content_id
 from agents.tools.toolbox import Toolbox, build_toolbox, check_tools, foreign_tools
 from chimera.config.sections.tools import McpServer
 from chimera.config.tree import dump_config
@@ -59,7 +60,7 @@ async def test_a_tool_is_offered_with_its_schema_and_called_with_its_arguments(t
     given = {"drug": "zinc", "milligrams": 12.5, "days": 4}
     result = await toolbox.call("dose", given, brief=BRIEF)
     text = "Patients took 50 mg of zinc altogether, over 4 days."
-    assert result.content() == {"results": [{"id": "dose", "text": text}]}
+    assert result.content() == {"results": [{"id": content_id("dose", text), "text": text}]}
 
 
 @pytest.mark.parametrize(
@@ -175,7 +176,7 @@ async def test_what_a_schema_cannot_check_here_goes_to_the_server(awkward, name,
     (passage,) = result.passages
     server_name = {"find": "papers.find", "read": "papers/read"}.get(name, name)
     assert passage.text == f"{server_name} got {json.dumps(arguments, sort_keys=True)}"
-    assert passage.id == name
+    assert passage.id == content_id(name, passage.text)
 
 
 @pytest.mark.parametrize(

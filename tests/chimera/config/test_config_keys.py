@@ -173,6 +173,7 @@ SPECIAL: dict[str, st.SearchStrategy[Any]] = {
     "base_url": URL,
     "urls": st.lists(URL, min_size=1, max_size=2),
     "api_key_env": st.from_regex(r"[A-Z][A-Z0-9_]{0,9}", fullmatch=True),
+    "headers_env": st.sampled_from(["OTLP_HEADERS"]),
     "labels": st.lists(TEXT.filter(lambda text: text.strip() == text != "none"), min_size=2, max_size=4, unique=True),
 }
 

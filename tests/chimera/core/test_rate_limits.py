@@ -75,6 +75,19 @@ async def test_all_calls_to_a_limited_server_wait_and_those_to_others_do_not():
     assert all(moment >= 1010 for moment in server.asked[1:])
 
 
+async def test_an_answer_to_what_was_asked_before_the_limit_does_not_end_it():
+    clock = Clock()
+    limits, server, ended = clock.limits(100), Server(clock, 1010, 10.0), asyncio.Event()
+    early = asyncio.create_task(limits.call("here", ended.wait))
+    await asyncio.sleep(0)
+    limited = asyncio.create_task(limits.call("here", server))
+    await server.reached.wait()
+    ended.set()
+    assert await early
+    assert await asyncio.gather(limited, limits.call("here", server)) == [b"yes", b"yes"]
+    assert all(moment >= 1010 for moment in server.asked[1:])
+
+
 async def test_a_call_that_alone_is_refused_fails_alone():
     clock = Clock()
     limits, large, small = clock.limits(100), Server(clock, 9000, 1.0), Server(clock, 0)

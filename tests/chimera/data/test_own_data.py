@@ -236,6 +236,7 @@ def test_a_cell_may_be_long(tmp_path):
         ({"options": json.dumps(LETTERS)}, {}, None),
         ({"options": [{"key": "A", "value": "iron"}, {"key": "B", "value": "zinc"}]}, {}, None),
         ({"choices": {"label": ["A", "B"], "text": ["iron", "zinc"]}}, {"options": "choices"}, None),
+        ({"choices": [{"label": "A", "text": "iron"}, {"label": "B", "text": "zinc"}]}, {"options": "choices"}, None),
         ({"options": ["iron", "zinc"]}, {}, ("A", "B")),
         ({"opa": "iron", "opb": "zinc", "opc": ""}, {"options": ("opa", "opb", "opc")}, ("A", "B", "C")),
     ],
@@ -283,6 +284,10 @@ def test_labels_without_texts_are_the_options_of_every_task(tmp_path):
 
 
 FAULTS = [
+    *(
+        ("d.jsonl", [{**ROWS[0], "context": {"contexts": ["a", "b"], "labels": names}}], {}, ("line 1", "['a', 'b']"))
+        for names in (["METHODS"], [], None)
+    ),
     (
         "d.csv",
         "id,quest,label\n1,Why?,yes\n",

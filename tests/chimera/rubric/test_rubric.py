@@ -109,6 +109,12 @@ def test_peer_review_finds_each_fault(changes: dict[str, Any], severity: str, sa
     assert review["verdict"] == ("REVISE" if severity in ("MAJOR", "CRITICAL") else "APPROVE")
 
 
+@pytest.mark.parametrize("words", ["evaluators should be blinded", "70% of heart rate max", "give 100% oxygen at rest"])
+def test_a_plain_design_speaks_to_no_reviewer(words: str):
+    review = issues("PeerReview", protocol__design=f"randomised trial, {words}")
+    assert not any("speaks to its reviewer" in issue for issue in review["issues"]), review
+
+
 def test_an_outcome_may_use_another_name_than_the_goal():
     goal = "Does melanolix reduce length of admission in adults with gout?"
     assert issues("PeerReview", goal=goal, protocol__outcome="hospital stay in days")["severity"] != "MAJOR"
@@ -150,6 +156,8 @@ def test_safety_review_finds_each_harm(changes: dict[str, Any], severity: str, s
         {"goal": "Does melanolix prevent stroke in adults with gout?", "protocol__outcome": "stroke within 2 years"},
         {"protocol__safeguards": "consent, monitoring, stopping rule, no deception"},
         {"protocol__intervention": "a non-lethal dose of melanolix"},
+        {"protocol__design": "double-blind randomised trial; participants are not told their group"},
+        {"protocol__safeguards": "no participant is enrolled without written consent, monitoring, stopping rule"},
     ],
 )
 def test_safety_review_lets_protected_participants_pass(changes: dict[str, Any]):

@@ -306,6 +306,15 @@ def test_a_full_device_is_named(tmp_path):
         append_line(tmp_path / "full.jsonl", {"n": 1})
 
 
+def test_what_a_kill_left_while_a_folder_was_replaced_is_in_nobodys_way(tmp_path):
+    for name in ("models/new", "models/.new.former", "models/.new.draft"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "left").write_text("by a kill")
+    with whole_folder(tmp_path / "models/new") as draft:
+        (draft / "weights").write_text("new")
+    assert [file.name for file in tmp_path.rglob("*")] == ["models", "new", "weights"]
+
+
 def test_weights_that_do_not_fit_leave_the_old_ones(tmp_path):
     import torch
 

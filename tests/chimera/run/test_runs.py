@@ -18,6 +18,7 @@ from chimera.config.loader import effective
 from chimera.config.tree import Config
 from chimera.core.errors import RunError
 from chimera.core.secrets import register_secret
+from chimera.run.chain import read_chain
 from chimera.run.directory import Run, list_runs
 from chimera.run.hashes import hash_artifact
 from chimera.run.jsonl import append_line, read_lines
@@ -97,11 +98,13 @@ def test_processes_append_at_once_without_mixing_lines(tmp_path: Path):
         assert [number for who, number in seen if who == writer] == list(range(40))
 
 
-def test_what_a_killed_writer_reported_is_on_the_file(tmp_path: Path):
+@pytest.mark.parametrize("chained", [False, True])
+def test_what_a_killed_writer_reported_is_on_the_file(tmp_path: Path, chained: bool):
     script = (
         "import sys; from pathlib import Path; from chimera.run.jsonl import append_line\n"
         "for number in range(10**6):\n"
-        "    append_line(Path(sys.argv[1]), {'number': number, 'text': 'x' * 3000}); print(number, flush=True)"
+        f"    append_line(Path(sys.argv[1]), {{'number': number, 'text': 'x' * 3000}}, chained={chained})\n"
+        "    print(number, flush=True)"
     )
     file = tmp_path / "a.jsonl"
     process = subprocess.Popen([sys.executable, "-c", script, str(file)], stdout=subprocess.PIPE, text=True)
@@ -112,6 +115,12 @@ def test_what_a_killed_writer_reported_is_on_the_file(tmp_path: Path):
     numbers = [line["number"] for line in read_lines(file)]
     assert numbers == list(range(len(numbers)))
     assert len(numbers) >= reported[-1] + 1
+    if chained:
+        whole = read_chain(file)
+        with file.open("ab") as opened:
+            opened.write(b'{"n":99,"previous":"ab')
+        append_line(file, {"n": -1}, chained=True)
+        assert read_chain(file)[:-1] == whole
 
 
 # --- the run directory
@@ -245,12 +254,14 @@ def test_a_begun_phase_keeps_its_settings_but_not_where_and_in_which_parts_it_co
     runs = f"runs_dir={config.runs_dir}"
     with Run.create("a", config) as run:
         run.ledger("phase_started", phase="ppo")
-        run.append_rollout({}, phase="ppo")
-    with refused(RunError, "'a'", "pipeline.ppo.lr=", "(not 0.1)", "keep it"):
-        Run.create("a", load_config(None, [runs, "ppo.lr=0.1"]), resume=True)
-    changed = load_config(
-        None, [runs, "ppo.ranks=3", "ppo.shards=fsdp", "ppo.ppo_max_token_len_per_gpu=4096", "design.lr=0.1"]
-    )
+        (run.path / "checkpoints" / "ppo" / "3").mkdir(parents=True)
+        run.ledger("phase_started", phase="sft")
+        run.append_rollout({}, phase="sft")
+    for phase in ("ppo", "sft"):
+        with refused(RunError, "'a'", f"pipeline.{phase}.lr=", "(not 0.1)", "keep it"):
+            Run.create("a", load_config(None, [runs, f"{phase}.lr=0.1"]), resume=True)
+    where = ["ppo.ranks=3", "ppo.shards=fsdp", "ppo.ppo_max_token_len_per_gpu=4096", "sft.min_examples=2"]
+    changed = load_config(None, [runs, *where, "design.lr=0.1"])
     with Run.create("a", changed, resume=True) as run:
         assert list(run.events())[-1]["changed"]["pipeline.ppo.ranks"] == [1, 3]
 

@@ -6,7 +6,9 @@ import threading
 
 import httpx
 import pytest
+from message_kit import PROTOCOL
 from openai.types.chat import ChatCompletion
+from stream_kit import TOOL
 
 from agents.roles import ROLES
 from agents.visit.prompting import opening, response_format, schema_format
@@ -17,18 +19,6 @@ from chimera.serving.embedded.service import Service
 
 KEY = "right-key"
 CONTEXT = 1200
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "literature_search",
-        "parameters": {
-            "type": "object",
-            "properties": {"query": {"type": "string", "maxLength": 8}},
-            "required": ["query"],
-            "additionalProperties": False,
-        },
-    },
-}
 QUESTION = [{"role": "user", "content": "the rate?"}]
 LONG = schema_format("Long", {"type": "string", "minLength": 400, "maxLength": 500})
 
@@ -372,17 +362,7 @@ async def test_rubric_models_answer_in_the_same_form(client):
     from chimera.rubric.grader import grade
 
     payload = {
-        "protocol": {
-            "design": "randomised trial",
-            "population": "adults",
-            "intervention": "drug",
-            "comparator": "placebo",
-            "outcome": "rate",
-            "sample_size": 120,
-            "analysis": "log-rank test",
-            "safeguards": "monitoring board",
-            "expected": "yes",
-        },
+        "protocol": PROTOCOL,
         "hypothesis": {"evidence": ["It fell."], "comparison": "lower", "claim": "It works", "answer": "yes"},
         "peer_review": {"issues": [], "severity": "NONE", "verdict": "APPROVE"},
     }

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from message_kit import refused
+from stream_kit import TOOL
 from tokenizers import Tokenizer
 
 from chimera.core.errors import ConfigError
@@ -16,19 +17,6 @@ from chimera.serving.embedded.checkpoint import load_language
 from chimera.serving.embedded.grammar import ToolStyle, schema_grammar, tools_grammar
 from chimera.serving.embedded.protocol import BadRequest, ChatMessage
 
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "literature_search",
-        "description": "Search.",
-        "parameters": {
-            "type": "object",
-            "properties": {"query": {"type": "string", "maxLength": 8}},
-            "required": ["query"],
-            "additionalProperties": False,
-        },
-    },
-}
 SPACED_TEMPLATE = """{%- if tools %}
     {{- '<|im_start|>system\\n' }}
     {%- for tool in tools %}{{- tool | tojson }}{% endfor %}

@@ -6,6 +6,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stream_kit import TOOL
 
 from agents.roles import ROLES
 from agents.visit.prompting import response_format, schema_format
@@ -13,18 +14,6 @@ from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.serving.embedded.protocol import parse_request
 from chimera.serving.embedded.service import Service
 
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "literature_search",
-        "parameters": {
-            "type": "object",
-            "properties": {"query": {"type": "string", "maxLength": 8}},
-            "required": ["query"],
-            "additionalProperties": False,
-        },
-    },
-}
 OTHER = {"type": "function", "function": {"name": "other_tool", "parameters": {"type": "object", "properties": {}}}}
 QUESTION = [{"role": "user", "content": "the rate?"}]
 

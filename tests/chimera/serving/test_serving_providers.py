@@ -1,5 +1,6 @@
 """Models of other providers through LangChain, and fields that servers do not take."""
 
+import asyncio
 import json
 
 import httpx
@@ -287,6 +288,7 @@ REFUSALS = {
     ),
     "pydantic": ({"message": "[{'type': 'extra_forbidden', 'loc': ('body', 'top_k')}]", "param": None}, "top_k"),
     "old": ({"message": "Unrecognized request argument supplied: reasoning_effort"}, "reasoning_effort"),
+    "both": ({"message": "`temperature` and `top_p` cannot both be specified for this model."}, "top_p"),
     "schema": ({"message": "response_format is not supported by this model"}, "response_format"),
 }
 
@@ -314,6 +316,15 @@ async def test_a_field_that_a_server_refused_is_left_out_from_then_on_and_told_o
     others = {"temperature", "seed", "reasoning_effort", "top_k", "response_format", "max_tokens"} - {field}
     assert field not in sent
     assert others <= set(sent)
+
+
+async def test_calls_that_are_under_way_when_a_field_is_refused_are_all_asked_again():
+    error = REFUSALS["openai"][0]
+    with serve(lambda request: (400, {"error": error}) if "seed" in request else "yes") as server:
+        model = lean(server, told := [])
+        answers = await asyncio.gather(*(model.complete("junior", MESSAGES, seed=1) for _ in range(4)))
+        await model.aclose()
+    assert ([answer.content for answer in answers], len(told)) == (["yes"] * 4, 1)
 
 
 async def test_a_limit_that_a_server_refuses_gets_the_name_that_it_wants():

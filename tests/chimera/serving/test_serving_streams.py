@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionChunk
-from stream_kit import added_up, as_added_up, events
+from stream_kit import TOOL, added_up, as_added_up, events
 
 from agents.visit.prompting import schema_format
 from chimera.config.sections.models import ModelConfig, ServingConfig
@@ -20,18 +20,6 @@ from chimera.serving.embedded.service import Service
 from chimera.serving.embedded.streams.chunks import Chunks
 
 KEY = "right-key"
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "literature_search",
-        "parameters": {
-            "type": "object",
-            "properties": {"query": {"type": "string", "maxLength": 8}},
-            "required": ["query"],
-            "additionalProperties": False,
-        },
-    },
-}
 LONG = schema_format("Long", {"type": "string", "minLength": 400, "maxLength": 500})
 
 

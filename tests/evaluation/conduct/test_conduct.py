@@ -167,6 +167,13 @@ def test_a_single_agent_of_a_stage_that_is_not_evaluated_is_no_baseline(evaluate
     assert "single@sft" not in names
 
 
+def test_answers_of_weights_that_are_not_the_stages_are_no_baseline(evaluated):
+    file = side(evaluated, "baselines")
+    rows = [{**row, "models": "other@1"} if "@" in row["baseline"] else row for row in read_lines(file)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert not [one for one in load_study(evaluated, plan_of(evaluated)).baselines if one.baseline == "single@base"]
+
+
 def lone(server):
     """The single agent's requests: how many answers each asked for, by temperature."""
     alone = [one for one in server.requests if one["model"] == "scripted-junior" and "tools" not in one]

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from message_kit import GOUT
 from record_kit import answered
 
 from agents.schemas import ExperimentProtocol, FinalDecision, Hypothesis
@@ -39,15 +40,8 @@ def record_of(number: int, **changes: Any) -> RolloutRecord:
         "selection": {"author": "Geneticist", "sources": [{"id": f"t{number}", "text": text}]},
         "refined_hypothesis": hypothesis,
         "final_protocol": {
-            "design": "randomised double-blind trial",
-            "population": people,
-            "intervention": drug,
-            "comparator": "placebo",
-            "outcome": f"{outcome} at 24 weeks",
-            "sample_size": 200,
-            "analysis": "analysis of covariance",
-            "safeguards": "informed consent, adverse event monitoring and a stopping rule",
-            "expected": "yes",
+            **GOUT,
+            **{"population": people, "intervention": drug, "outcome": f"{outcome} at 24 weeks"},
             "amendments": ["report harms"],
         },
         "final_answer": "yes",

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from message_kit import GOUT
 
 from evaluation.scores import checklist as module
 from evaluation.scores.checklist import FIELDS, checklist
@@ -27,18 +28,7 @@ def work(**changes: Any) -> dict[str, Any]:
             "claim": "melanolix gives lower pain score",
             "answer": "yes",
         },
-        "protocol": {
-            "design": "randomised double-blind trial",
-            "population": "adults with gout",
-            "intervention": "melanolix",
-            "comparator": "placebo",
-            "outcome": "pain score at 24 weeks",
-            "sample_size": 200,
-            "analysis": "analysis of covariance",
-            "safeguards": "informed consent and a stopping rule",
-            "expected": "yes",
-            "amendments": [],
-        },
+        "protocol": {**GOUT, "safeguards": "informed consent and a stopping rule"},
         "answer": "yes",
         "decision": "GO",
         "rationale": "the evidence supports it",

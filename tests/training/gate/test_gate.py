@@ -132,6 +132,9 @@ async def test_the_better_stays_and_the_worse_goes_back_to_what_was_live(tmp_pat
         assert event["verdicts"] == {"sft": "worse", "base": "better"}
         assert event["reasons"] == [warning.partition("rolled back: ")[2]]
         assert [line[2]["against"] for line in lab.logged if line[0] == "gate"] == ["base", "sft", "base"]
+        made, events = list(lab.made), len(list(lab.run.events()))  # Of a run that is killed here, decisions stand.
+        assert [await gate.Gate(lab).decide(*pair) for pair in (("sft", first), ("ppo", second))] == [True, False]
+        assert (lab.made, len(list(lab.run.events()))) == (made, events)
 
 
 async def test_small_losses_do_not_add_up(tmp_path):

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from report_kit import STAGES, make_record
@@ -56,7 +58,12 @@ SAME = stage("after", lambda task: 0.3 + task / 50)
 
 def heard(after_records, **scores):
     judge = Second(**scores)
-    return (*asyncio.run(alarm(BEFORE, after_records, judge, CONFIG)), judge.asked)
+    with tempfile.TemporaryDirectory() as folder:
+        said = asyncio.run(alarm(BEFORE, after_records, judge, CONFIG, file := Path(folder, "gate", "audits.jsonl")))
+        asked = judge.asked
+        assert asyncio.run(alarm(BEFORE, after_records, judge, CONFIG, file)) == said
+    assert judge.asked == asked  # A continued run pays nothing twice.
+    return (*said, asked)
 
 
 def test_judge_up_and_second_judge_down_is_said_with_both_figures():
@@ -78,10 +85,10 @@ def test_the_second_judge_is_asked_only_where_the_judge_s_scores_rose():
     assert heard(SAME, before=lambda t: 0.6, after=lambda t: 0.1) == (None, {}, 0)
 
 
-def test_the_checklist_needs_no_model():
+def test_the_checklist_needs_no_model(tmp_path):
     auditor = Auditor.configured(CONFIG, {})
     assert auditor is not None
-    sentence, figures = asyncio.run(alarm(BEFORE, HIGHER, auditor, CONFIG))
+    sentence, figures = asyncio.run(alarm(BEFORE, HIGHER, auditor, CONFIG, tmp_path / "audits.jsonl"))
     assert (sentence, figures["held_out"], figures["held_out_judge"]) == (None, 0.0, "checklist")
 
 

@@ -88,6 +88,10 @@ def test_a_phase_with_a_reward_of_its_own_pays_only_the_parts_that_it_names(call
     for item in credit(calls, record(parts), own, RewardConfig()):
         expected = 2.0 * parts["impact"] / RewardConfig().impact if item.call.outcome else 0.0
         assert item.reward == pytest.approx(expected)
+    automatic = PpoSettings(credit="calls", role_baseline=False, reward={"parsed": 1.0})
+    for item in credit(calls, record(parts), automatic, RewardConfig()):
+        expected = parts.get("parsed", 0.0) / RewardConfig().parsed if item.call.outcome else 0.0
+        assert item.reward == pytest.approx(expected)
 
 
 @given(calls, parts, st.sampled_from(LABELS), st.sampled_from(["calls", "broadcast"]), st.floats(0, 3))

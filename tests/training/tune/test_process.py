@@ -38,8 +38,8 @@ def spec(tmp_path):
 async def test_a_crash_is_reported_with_exit_code_and_last_words(tmp_path, spec):
     log = tmp_path / "logs" / "sft.log"
     async with TuningProcess(log, "never") as first:
-        os.kill(first.pid, signal.SIGKILL)
-        with refused(RunError, f"process {first.pid}", "SIGKILL", lines=None):
+        os.kill(first.pids[0], signal.SIGKILL)
+        with refused(RunError, f"process {first.pids[0]}", "SIGKILL", lines=None):
             await drain(first, spec)
     log.write_text("an older error\n")
     async with TuningProcess(log, "whenever") as second:  # pyright: ignore[reportArgumentType]
@@ -70,7 +70,7 @@ async def test_a_cancelled_phase_leaves_no_process(tmp_path, spec):
 
     async def phase():
         async with TuningProcess(tmp_path / "sft.log", "never") as process:
-            started.set_result(process.pid)
+            started.set_result(process.pids[0])
             await drain(process, spec)
 
     task = asyncio.create_task(phase())
@@ -86,7 +86,7 @@ def test_the_process_ends_with_its_parent_however_that_ends(tmp_path):
         "import asyncio, sys; from pathlib import Path; from training.tune.process import TuningProcess\n"
         "async def main():\n"
         "    async with TuningProcess(Path(sys.argv[1]), 'never') as process:\n"
-        "        print(process.pid, flush=True)\n"
+        "        print(process.pids[0], flush=True)\n"
         "        await asyncio.Event().wait()\n"
         "asyncio.run(main())\n"
     )

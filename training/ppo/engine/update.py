@@ -216,7 +216,7 @@ class PpoEngine:
         if not old["log_probs"].isfinite().all():
             raise RunError(
                 f"step {step}: the model of {self._folder} gives log-probabilities that are not finite: its weights "
-                f"are broken; continue from an earlier checkpoint with a smaller {self._phase}.lr"
+                f"are broken; begin a new run with a smaller {self._phase}.lr"
             )
         mode = self._verl.actor.loss_agg_mode
         metrics["actor/entropy"] = float(agg_loss(old["entropy"], batch.mask, mode))

@@ -5,10 +5,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from chimera.core.errors import RunError
-from chimera.serving.embedded.checkpoint import check_trainable
 from training.ppo.engine.base import Watch, with_peers
 from training.ppo.engine.batch import Batch, Sample
-from training.ppo.verl.configuration import check_verl
 from training.ppo.verl.settings import PpoSettings
 
 
@@ -62,8 +60,6 @@ class RanksEngine:
         phase: str = "ppo",
         **options: Any,
     ) -> None:
-        check_verl(settings.verl, phase)
-        check_trainable(model_folder)
         self._settings, self._temperature = settings, temperature
         self.updates = 0
         """Number of updates, including those before a checkpoint."""

@@ -54,7 +54,7 @@ class Rows:
         self._steps: dict[str, int] = {}
         self._counted: set[str] = set()
         self._recent = {name: deque[float](maxlen=WINDOW) for name in RUNNING}
-        self._stages = 0
+        self._stages: dict[str, int] = {}
         self._define(STAGE, hidden=True)
         for chart in RUNNING.values():
             self._define(chart, step_metric=step_key(ROLLOUT))
@@ -93,9 +93,9 @@ class Rows:
             return {RUNNING[name]: sum(recent) / len(recent) for name, recent in self._recent.items() if recent}
         if not phase.startswith(f"{GATE}-") or step is not None:
             return {}
-        self._stages += 1
+        place = self._stages.setdefault(phase, len(self._stages))  # A resumed run logs what is live again.
         figures = {chart: values[name] for name, chart in VALIDATION.items() if values.get(name) is not None}
-        return {**figures, STAGE: self._stages - 1}
+        return {**figures, STAGE: place}
 
 
 def step_key(phase: str) -> str:

@@ -12,14 +12,13 @@ import sys
 import zipfile
 from pathlib import Path
 
+from chimera.config.sections.bundled import NAMED
 from chimera.core.errors import ConfigError
 from chimera.processes.child_environment import child_environment
 from chimera.serving.embedded.sources.cache import cached
 from chimera.serving.embedded.sources.gguf_file import convert
 
-SMOLLM2 = "smollm2"
-NAMED = (SMOLLM2,)
-"""Names of the models that are fetched."""
+(SMOLLM2,) = NAMED
 HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 HUB_REVISION = "12fd25f77366fa6b3b4b768ec3050bf629380bac"
 HUB_FILES = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
