@@ -74,7 +74,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What all answers share: configuration, role, tasks, model and toolbox."""
+    """What all answers share: configuration, role, tasks, model and answers."""
 
     config: Config
     role: str

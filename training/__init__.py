@@ -1,4 +1,4 @@
-"""Chimera's training: rewards, rollouts through Agent Lightning, and the phases that train each role."""
+"""Chimera's training: rollouts through Agent Lightning, and the phases that train each role."""
 
 import os
 

@@ -398,7 +398,7 @@ def user_endpoint(setting: str, model: ModelConfig, secrets: Mapping[str, str]) 
         ConfigError: its key is not set.
     """
     assert model.model is not None
-    # Servers without keys (Ollama, a local vLLM) ignore the value, but OpenAI's client needs one.
+    # Servers without keys (Ollama, a local vLLM) ignore the value; a provider's package wants none.
     api_key = NO_KEY if model.provider is None else ""
     if model.api_key_env is not None:
         api_key = _known_key(setting, model.api_key_env, secrets)

@@ -29,7 +29,7 @@ Statistic: TypeAlias = Callable[[Numbers], Numbers]
 EXCHANGES_AT_ONCE = 2000
 """Number of exchanges in memory at a time: 8 MB with 500 tasks."""
 TIE = 1e-9
-"""Tolerance for equal differences that rounding separates, relative to the observed difference."""
+"""Tolerance for equal differences that rounding separates, relative to an observed difference above 1."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ class Plan:
 
     Attributes:
         split: The run's test tasks, or its validation tasks.
-        tasks: The tasks, in the order of the data.
+        tasks: The tasks, in random order.
         repeats: Rollouts of each task in each stage. Repeats have different seeds, which are equal in all stages.
         stages: The stages in the order of the run, those that were never live last.
         official: True if the tasks are all of PubMedQA's official test items.

@@ -59,7 +59,7 @@ def canaries_of(records: Sequence[RolloutRecord], *, subjects: int = 5) -> list[
 
     A name is "<rollout id>/<canary>", for "wrong_question" with "/<the other rollout's id>" behind it.
 
-    The rollouts are taken evenly from the succeeded ones, by id, so that equal records give equal canaries. Impossible
+    The rollouts are taken from the succeeded ones, by id, so that equal records give equal canaries. Impossible
     canaries are left out: "copied" without a source, "wrong_question" without a rollout of another goal.
     """
     usable = _usable(records)

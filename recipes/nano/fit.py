@@ -164,7 +164,7 @@ class Fitter:
     def fit(
         self, examples: Iterator[TokenizedTranscript], report: Callable[[int, float, float], None], done: int = 0
     ) -> None:
-        """Make `schedule.steps` updates, of which `done` were made before a stop.
+        """Make at least `schedule.steps` updates, of which `done` were made before a stop, up to a pool's end.
 
         Batches come from pools sorted by length, so that padding is short.
         """

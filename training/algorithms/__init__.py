@@ -1,1 +1,1 @@
-"""A file or folder for each algorithm: gather, sft, ppo, bandit, rejection, dpo, star, distil. Read rejection first."""
+"""A file for each algorithm that learns weights or the choice; PPO is in `training.ppo`. Read rejection first."""

@@ -1,4 +1,5 @@
 """Learning what roles are told: a search over prompts, examples and lessons, for models without access to weights.
 
-`search` tries a candidate on training tasks and knows what that costs; `fewshot`, `lessons` and `gepa` are algorithms.
+`search` tries a candidate on training tasks and knows what that costs; `fewshot`, `lessons`, `gepa` and `aflow` are
+algorithms.
 """

@@ -130,13 +130,13 @@ async def collect_states(plan: PhasePlan, tasks: int, bench: Bench) -> list[Stat
 
 
 def states_of(episode: Episode, roles: Sequence[str], task: ResearchTask | None = None) -> list[State]:
-    """The states of one rollout; none without a reward, or when a call is missing in its trace.
+    """The states of one rollout; none without a reward.
 
     Args:
         task: The rollout's task, if its evidence has parts; otherwise the record's label is right for every role.
 
     Raises:
-        RunError: Its trace cannot be read.
+        RunError: Its trace cannot be read, or lacks a call.
     """
     record = episode.record
     if record.reward is None:

@@ -1,8 +1,8 @@
 """The run's metrics over time in its metrics.jsonl, the one feed of all displays of a run.
 
-A line is {"time", "phase", "step", ...values}. Four values of "phase" are not phases: "rollout" (one finished rollout;
-the step is its number), "protocols" (the rollouts of a phase are complete and can be read), "artifact" (a learned
-policy) and "ledger" (the last hash of the run's ledger).
+A line is {"time", "phase", "step", ...values}. Five values of "phase" are not phases: "rollout" (one finished rollout;
+the step is its number), "protocols" (the rollouts of a phase are complete and can be read), "gate" (a comparison),
+"artifact" (a learned policy) and "ledger" (the last hash of the run's ledger).
 """
 
 import math

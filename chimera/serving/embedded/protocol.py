@@ -192,7 +192,7 @@ class ChatRequest(Sampling):
     """POST /v1/chat/completions.
 
     Beyond OpenAI's API: `return_token_ids` adds `prompt_token_ids` to the response and `token_ids` to every choice,
-    as vLLM does. With `logprobs` every choice also has `sampled_logprobs`: see `chimera.serving.embedded.service`.
+    as vLLM does. With `logprobs` every choice also has `sampled_logprobs`: see `chimera.serving.embedded.completion`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)

@@ -29,7 +29,7 @@ class Sample:
         response_ids: Token ids as sampled.
         reward: r, the call's reward, given at its last token.
         group: Name of its group: the calls that its reward is compared with, see `ppo_steps.group_of`.
-        task: The task, for messages.
+        task: The rollout's id, for messages.
         call: The call, for records. It is ignored when samples are compared.
         parts: The weighted parts that the reward is the sum of, for records; empty for a share of a rollout's reward.
         log_probs: Natural logarithm of each response token's probability under the weights that sampled it; None where

@@ -26,7 +26,7 @@ LONGEST = 300
 MAPPINGS = ("parts", "counts", "selected_by_role")
 """Keys of metrics.jsonl whose values are mappings. Elsewhere a slash is part of the name: VeRL's "actor/entropy"."""
 WITHOUT_STEPS = ("gather", "gate")
-"""Phases whose lines have no step, like those of held-out stages. W&B numbers their lines."""
+"""Phases whose lines have no step, like those of validation stages. W&B numbers their lines."""
 
 
 def lines_of(path: str, secrets: Mapping[str, str]) -> list[dict[str, Any]]:
