@@ -131,7 +131,8 @@ class Conductor:
 
     def single_stages(self) -> list[Stage]:
         """The stages whose junior model still has to answer alone."""
-        return [stages[-1] for name, stages in self._alone_stages().items() if self._calls_left(name, stages)]
+        alone = self._alone_stages().items()
+        return [stages[-1] for name, stages in alone if self._unanswered(name) or self._votes_left(name, stages)]
 
     def needs_models(self, todo: Mapping[str, Sequence[RolloutInput]]) -> bool:
         """True if any remaining work needs a model of the run."""
@@ -360,9 +361,6 @@ class Conductor:
             stages.setdefault(self.plan.alone_of(stage).name, []).append(stage)
         return stages
 
-    def _calls_left(self, name: str, stages: Sequence[Stage]) -> list[_Asked]:
-        return self._unanswered(name) + self._votes_left(name, stages)
-
     def _unanswered(self, name: str) -> list[_Asked]:
         """The first sampled and the greedy answers that the junior model called `name` has not given."""
         return [
@@ -422,11 +420,7 @@ class Conductor:
     def _scored(self, file: str, judge: str, model: str) -> set[str]:
         """The subjects that a judge has scored already."""
         rows = [row for row in self._rows(file) if (row["judge"], row["model"]) == (judge, model)]
-        return {row["subject"] for row in rows if self._counts(row)}
-
-    def _counts(self, row: Mapping[str, Any]) -> bool:
-        """True if a recorded answer is kept."""
-        return self.again != "failed" or row["error"] is None
+        return {row["subject"] for row in rows if self.again != "failed" or row["error"] is None}
 
     def _rows(self, name: str) -> list[dict[str, Any]]:
         return list(read_lines(self.run.path / side_file(self.plan.split, name)))

@@ -94,9 +94,15 @@ def bootstrap_statistic(
 
 
 def interval_around(centre: float, drawn: Numbers, n: int, confidence: float) -> tuple[float, float]:
-    """Expanded percentiles of `drawn`, widened if rounding or bias would exclude `centre`."""
-    low, high = expanded_percentiles(drawn, n, confidence)
-    return min(low, centre), max(high, centre)
+    """The two ends of a bootstrap interval, from the statistic of each resample of `n` cases, `n` at least 2.
+
+    The ends are expanded percentiles (Hesterberg 2015, section 4.3), widened if rounding or bias would exclude
+    `centre`. Plain percentiles are too narrow for small samples: the bootstrap's variance is biased, and they
+    correspond to a normal interval instead of Student's.
+    """
+    tail = float(ndtr(np.sqrt(n / (n - 1)) * stdtrit(n - 1, (1 - confidence) / 2)))
+    low, high = np.quantile(drawn, [tail, 1 - tail])
+    return min(float(low), centre), max(float(high), centre)
 
 
 def of_all(rows: Numbers, statistic: Statistic) -> float:
@@ -254,17 +260,6 @@ def _times_drawn(n: int, resamples: int, seed: int) -> Numbers:
 @lru_cache(maxsize=4)
 def _exchanged(n: int, permutations: int, seed: int) -> NDArray[np.bool_]:
     return np.random.default_rng(seed).integers(2, size=(permutations, n), dtype=np.uint8).astype(bool)
-
-
-def expanded_percentiles(drawn: NDArray[np.float64], n: int, confidence: float) -> tuple[float, float]:
-    """The two ends of a bootstrap interval, from the statistic of each resample of `n` cases, `n` at least 2.
-
-    The ends are expanded percentiles (Hesterberg 2015, section 4.3). Plain percentiles are too narrow for small
-    samples: the bootstrap's variance is biased, and they correspond to a normal interval instead of Student's.
-    """
-    tail = float(ndtr(np.sqrt(n / (n - 1)) * stdtrit(n - 1, (1 - confidence) / 2)))
-    low, high = np.quantile(drawn, [tail, 1 - tail])
-    return float(low), float(high)
 
 
 def sign_test(gained: int, lost: int) -> float:

@@ -11,7 +11,7 @@ from chimera.core.errors import ConfigError, RunError
 from chimera.core.types import ResearchTask
 from chimera.data.tasks import Dataset
 from chimera.run.directory import Run
-from chimera.run.policies import ROLLED_BACK, WENT_LIVE, Place, Policy, version_key
+from chimera.run.policies import ROLLED_BACK, WENT_LIVE, Policy, version_key
 from evaluation.records import coalitions
 from evaluation.records.coalitions import Coalition, Learned
 from evaluation.records.study import BASE, Kind, Split, Stage
@@ -60,16 +60,11 @@ def _named(learned: Learned, *, every_coalition: bool) -> Iterator[tuple[str, st
     for phase in phases:
         yield f"{WITHOUT}{phase}", f"final without {phase}", "left out", [other for other in phases if other != phase]
     for place in coalitions.places(learned):
-        name = place_name(place)
+        name = version_key(place)
         yield AT_BASE.format(name), f"final with {name} at base", "at base", coalitions.at_base(learned, place)
     for chosen in coalitions.every(learned) if every_coalition else ():
         some = [phase for phase in phases if phase in chosen]
         yield f"{ALONE}{'-'.join(some)}", f"{' and '.join(some)} alone", "coalition", some
-
-
-def place_name(place: Place) -> str:
-    """The name of a place in stages and reports: its slot, "selection" for the choice, or "guidance"."""
-    return version_key(place)
 
 
 def learned_in(run: Run) -> dict[str, Policy]:

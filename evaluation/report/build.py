@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from chimera.config.tree import Config
 from chimera.core.types import Label
-from chimera.run.policies import Place
+from chimera.run.policies import Place, version_key
 from evaluation.baselines import simple as baselines
 from evaluation.baselines import standing
 from evaluation.causes import shapley
@@ -49,7 +49,7 @@ from evaluation.measures.metrics import (
 )
 from evaluation.measures.verdicts import margins
 from evaluation.records import coalitions
-from evaluation.records.plan import ALONE, place_name
+from evaluation.records.plan import ALONE
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import Plan, Stage, StageAnswers, Study
 from evaluation.report import side_by_side
@@ -298,7 +298,7 @@ def _ablation(plan: Plan, compared: Comparisons, config: Config) -> list[dict[st
             rows.append(_row(phase, [plan.learned[phase].target], "left out", f"{before.name}:{after.name}"))
         for place, (before, after) in _at_base(plan).items():
             phases = [phase for phase, policy in plan.learned.items() if policy.place == place]
-            rows.append(_row(", ".join(phases), [place_name(place)], "at base", f"{before.name}:{after.name}"))
+            rows.append(_row(", ".join(phases), [version_key(place)], "at base", f"{before.name}:{after.name}"))
     return [row for row in rows if row["comparison"] in compared]
 
 

@@ -31,11 +31,6 @@ class Live:
         self._base = servers.versions()
         self._policies: dict[Place, Policy] = {}
 
-    @property
-    def policies(self) -> Mapping[Place, Policy]:
-        """The live policies. A missing place is in the state in which the run began."""
-        return dict(self._policies)
-
     def put(self, policy: Policy) -> None:
         """Put `policy` live in its place. A policy that is already live there is not loaded again.
 

@@ -92,14 +92,6 @@ def untraced(spans: Sequence[SpanLike]) -> set[str]:
     return {response for _, responses in visits(spans) for response in responses} - exchanges
 
 
-def outcome(spans: Sequence[SpanLike], attempt_id: str) -> dict[str, Any] | None:
-    """The outcome of this attempt; None if it reported none."""
-    for span in reversed(spans):
-        if span.attempt_id == attempt_id and _is_outcome(span):
-            return json.loads(span.attributes[OBJECT_JSON])
-    return None
-
-
 def last_outcome(spans: Sequence[SpanLike]) -> tuple[str, dict[str, Any]] | None:
     """Id and outcome of the last attempt that reported one; None when no attempt has reported one.
 

@@ -162,29 +162,23 @@ def operation_span(
     response_ids: Sequence[str],
     failure: Exception | None = None,
 ) -> Span:
-    """One visit of a role, as `agents.visit.record.Operation` is told of it, with the ids of the responses it got."""
+    """One visit of a role, as `agents.visit.record.Operation` is told of it, with the ids of the responses it got.
+
+    Its role also stands under OpenTelemetry's name, so that other viewers show it.
+    """
     output = {RESPONSE_IDS: list(response_ids)} if response_ids else {}
     status = UNSET if failure is None else {"status_code": "ERROR", "description": _in_words(failure)}
-    return _span(at, OPERATION, {**agent_names(attributes), f"{OPERATION}.name": name, **output}, status)
-
-
-def agent_names(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes of a visit, with its role under OpenTelemetry's name too, so that other viewers show it."""
-    return {**attributes, "gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": attributes["role"]}
+    names = {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": attributes["role"]}
+    return _span(at, OPERATION, {**attributes, **names, f"{OPERATION}.name": name, **output}, status)
 
 
 def exchange_span(at: Position, request: Mapping[str, Any], response: Mapping[str, Any]) -> Span:
-    """One exchange: the JSON objects of an OpenAI chat completion."""
-    return _span(at, EXCHANGE, exchange_attributes(request, response))
-
-
-def exchange_attributes(request: Mapping[str, Any], response: Mapping[str, Any]) -> dict[str, str | int | float]:
-    """What the span of an exchange says, encoded as LiteLLM does it.
+    """One exchange: the JSON objects of an OpenAI chat completion, encoded as LiteLLM does it.
 
     Nested values become Python literals. Where both have a key, such as `model`, the response's counts.
     """
     both = {key: value for key, value in {**request, **response}.items() if value is not None}
-    return {f"{RAW}{key}": _literal(value) for key, value in both.items()}
+    return _span(at, EXCHANGE, {f"{RAW}{key}": _literal(value) for key, value in both.items()})
 
 
 def exception_span(at: Position, failure: BaseException) -> Span:

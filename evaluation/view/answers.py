@@ -18,7 +18,8 @@ def answer_state(
     if kept_question.brief.id != OWN_QUESTION or "final_decision" not in values:
         return values
     config = kept_question.config
-    origins = Origins(config.tools, "generated" if config.data.path == "generated" else "own", kept_question.brief.id)
+    data = "pubmedqa" if config.data.path == "hub" or config.data.path.endswith(".json") else "own"
+    origins = Origins(config.tools, "generated" if config.data.path == "generated" else data, kept_question.brief.id)
     read = [origins.abstract(source["id"], source["text"]) for source in given_sources(kept_question.brief) or ()]
     read += [origins.of(tool, passage) for tool, passage in sources]
     evidence = values.get("refined_hypothesis", {"evidence": ()})["evidence"]

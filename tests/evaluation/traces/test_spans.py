@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from chimera.core.errors import RunError
 from chimera.core.secrets import register_secret
-from evaluation.traces.calls import last_outcome, model_calls, outcome, untraced
+from evaluation.traces.calls import last_outcome, model_calls, untraced
 from evaluation.traces.spans import (  # fmt: skip
     EXCHANGE,
     OPERATION,
@@ -64,7 +64,6 @@ def test_a_made_exchange_is_read_as_it_was_whatever_is_in_it(tmp_path_factory, c
     assert (call.prompt_ids, call.response_ids) == ([1, 2], [5, 6])
     assert (call.role, call.model, call.weights_version) == ("HypothesisRefiner", "senior", "senior@ppo-3")
     assert call.tools == tools
-    assert outcome(spans, "at-1") == reported
     assert last_outcome(spans) == ("at-1", reported)
     assert [(span.start_time, span.end_time) for span in spans] == [(1.0, 1.5), (2.0, 2.5), (3.0, 3.5)]
     assert [span.name for span in spans] == [EXCHANGE, OPERATION, "agentlightning.object"]
@@ -97,7 +96,6 @@ def test_the_last_attempt_counts():
         outcome_span(at(5, "at-2"), {"error": None}),
     ]
     assert last_outcome(spans) == ("at-2", {"error": None})
-    assert outcome(spans, "at-1") == {"error": "first"}
     assert model_calls(spans, attempt_id="at-1") == []
     assert [call.response_id for call in model_calls(spans, attempt_id="at-2")] == ["r-2"]
 

@@ -7,6 +7,7 @@ import pytest
 from lab_kit import config_for, open_lab, task
 from mcp_kit import write_program
 
+from agents.tools.text.passages import content_id
 from chimera.config.sections.tools import McpServer, ToolsConfig
 from evaluation.records.rollouts import RolloutInput
 from evaluation.rollout.replay import Replay
@@ -74,7 +75,7 @@ def test_a_role_uses_a_langchain_tool_with_three_arguments_in_a_recorded_rollout
     bad, good = [json.loads(message["content"]) for message in calls[-1].messages if message["role"] == "tool"]
     assert bad["error"].startswith('risk_difference takes {"treated": number, "control": number, "participants": whole')
     assert bad["error"].endswith("; control: field required; participants: field required")
-    assert good["results"] == [{"id": "risk_difference", "text": FOUND}]
+    assert good["results"] == [{"id": content_id("risk_difference", FOUND), "text": FOUND}]
 
 
 def test_a_role_uses_an_mcp_servers_tool_in_a_recorded_rollout(recorded):
@@ -84,7 +85,7 @@ def test_a_role_uses_an_mcp_servers_tool_in_a_recorded_rollout(recorded):
     assert [tool["function"]["name"] for tool in calls[0].tools or ()] == ["dose"]
     (answer,) = [json.loads(message["content"]) for message in calls[-1].messages if message["role"] == "tool"]
     text = "Patients took 50 mg of zinc altogether, over 4 days."
-    assert answer["results"] == [{"id": "dose", "text": text}]
+    assert answer["results"] == [{"id": content_id("dose", text), "text": text}]
     (hypothesis,) = [one for one in record.outputs["initial_hypotheses"] if one["author"] == "Pharmacologist"]
     assert hypothesis["evidence"] == ["Patients took 50 mg of zinc altogether, over"]
 
@@ -93,7 +94,7 @@ def test_what_a_foreign_tool_returned_was_read_and_can_be_quoted(recorded):
     _, record, _, _ = recorded
     (hypothesis,) = [one for one in record.outputs["initial_hypotheses"] if one["author"] == "Geneticist"]
     assert hypothesis["evidence"] == [FOUND]
-    assert {"id": "risk_difference", "text": FOUND} in record.outputs["selection"]["sources"]
+    assert {"id": content_id("risk_difference", FOUND), "text": FOUND} in record.outputs["selection"]["sources"]
 
 
 async def test_its_record_is_replayed_without_the_tool(recorded):
