@@ -79,7 +79,7 @@ def note(name, pid):
 
 async def fine_tuning():
     async with TuningProcess(folder / "sft.log", "never") as process:
-        note("fine-tuning", process.pid)
+        note("fine-tuning", process.pids[0])
 
 
 def main():
