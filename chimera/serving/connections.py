@@ -15,8 +15,8 @@ import aiohttp
 from aiohttp.http_exceptions import ContentEncodingError
 from pydantic_core import to_json
 
+from chimera.core.cli import LOOPBACK
 from chimera.core.rate_limits import growing_wait, named_wait
-from chimera.serving.auth import LOOPBACK
 from chimera.serving.requests.refusals import words
 
 MAX_BYTES = 32 * 2**20

@@ -252,7 +252,7 @@ def explained(where: str, error: Exception) -> ModelError:
         return ModelError(f"{where} {bad}", retriable=True)
     if status is not None and 300 <= status < 400:
         return ModelError(f"{where} answered {status} and points elsewhere: set base_url to the right address")
-    if status is not None and status > 0:
+    if status is not None:
         text = f"{where} answered {status}: {_line(error)}"
         if status in REFUSALS:
             return RefusedRequest(text, getattr(error, "body", None))
@@ -271,7 +271,7 @@ def _status(error: Exception) -> int | None:
         return response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     places = ((error, "status_code"), (response, "status_code"), (error, "code"))
     statuses = (getattr(part, name, None) for part, name in places)
-    return next((status for status in statuses if isinstance(status, int)), None)
+    return next((status for status in statuses if isinstance(status, int) and 100 <= status < 600), None)
 
 
 def _bad_answer(error: BaseException | None) -> str | None:

@@ -91,12 +91,8 @@ def baseline_answers(run: Run, plan: Plan) -> list[BaselineAnswer]:
     for answer in _side(run, plan, "baselines", BaselineAnswer):
         kind, _, stage = answer.baseline.partition("@")
         sampled = kind not in SAMPLED or answer.temperature == plan.final.temperature
-        if (
-            answer.task_id in tasks
-            and answer.repeat < plan.repeats
-            and answer.models == models.get(stage, "")
-            and sampled
-        ):
+        alike = sampled and answer.models == models.get(stage, "")
+        if answer.task_id in tasks and answer.repeat < plan.repeats and alike:
             answers[answer.baseline, answer.task_id, answer.repeat, answer.sample] = answer
     return list(answers.values())
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from math import comb, sqrt
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,8 +59,9 @@ def bootstrap_mean(
         ValueError: There are no values.
     """
     rows = np.asarray(values, dtype=float)[:, None]
-    settings: dict[str, Any] = {"confidence": confidence, "resamples": resamples, "seed": seed}
-    return bootstrap_statistic(rows, _mean_of(len(rows)), **settings, share=share)
+    return bootstrap_statistic(
+        rows, _mean_of(len(rows)), confidence=confidence, resamples=resamples, seed=seed, share=share
+    )
 
 
 def bootstrap_statistic(

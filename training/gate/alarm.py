@@ -29,7 +29,7 @@ async def alarm(
     The second judge is asked only where the judge's scores rose significantly, and once about each rollout.
 
     Args:
-        file: Keeps its scores, for later phases and after a kill.
+        file: Keeps the scores of this judge, for later phases and after a kill.
 
     Raises:
         UnreachableError: The second judge cannot be reached.
@@ -39,7 +39,7 @@ async def alarm(
         return None, {}
     at_once = asyncio.Semaphore(config.rollouts.concurrency)
     file.parent.mkdir(exist_ok=True)
-    audits = {row["subject"]: row["scores"] for row in read_lines(file)}
+    audits = {row["subject"]: row["scores"] for row in read_lines(file) if row["model"] == auditor.model}
 
     async def audit(record: RolloutRecord) -> float | None:
         if record.has_protocol and record.rollout_id not in audits:

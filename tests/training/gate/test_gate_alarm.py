@@ -62,7 +62,10 @@ def heard(after_records, **scores):
         said = asyncio.run(alarm(BEFORE, after_records, judge, CONFIG, file := Path(folder, "gate", "audits.jsonl")))
         asked = judge.asked
         assert asyncio.run(alarm(BEFORE, after_records, judge, CONFIG, file)) == said
-    assert judge.asked == asked  # A continued run pays nothing twice.
+        assert judge.asked == asked  # A continued run pays nothing twice, and another judge is asked anew.
+        judge.model = "another"
+        asyncio.run(alarm(BEFORE, after_records, judge, CONFIG, file))
+    assert judge.asked == 2 * asked
     return (*said, asked)
 
 

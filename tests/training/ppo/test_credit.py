@@ -84,14 +84,11 @@ def test_nothing_follows_from_a_call_that_does_not_earn_the_outcome(calls, parts
 
 @given(calls, parts)
 def test_a_phase_with_a_reward_of_its_own_pays_only_the_parts_that_it_names(calls, parts):
-    own = PpoSettings(credit="calls", role_baseline=False, reward={"impact": 2.0})
-    for item in credit(calls, record(parts), own, RewardConfig()):
-        expected = 2.0 * parts["impact"] / RewardConfig().impact if item.call.outcome else 0.0
-        assert item.reward == pytest.approx(expected)
-    automatic = PpoSettings(credit="calls", role_baseline=False, reward={"parsed": 1.0})
-    for item in credit(calls, record(parts), automatic, RewardConfig()):
-        expected = parts.get("parsed", 0.0) / RewardConfig().parsed if item.call.outcome else 0.0
-        assert item.reward == pytest.approx(expected)
+    for name in ("impact", "parsed"):
+        own = PpoSettings(credit="calls", role_baseline=False, reward={name: 2.0})
+        for item in credit(calls, record(parts), own, RewardConfig()):
+            expected = 2.0 * parts.get(name, 0.0) / getattr(RewardConfig(), name) if item.call.outcome else 0.0
+            assert item.reward == pytest.approx(expected)
 
 
 @given(calls, parts, st.sampled_from(LABELS), st.sampled_from(["calls", "broadcast"]), st.floats(0, 3))
