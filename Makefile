@@ -1,5 +1,5 @@
 # make setup   creates .venv and installs everything, exactly as constraints.txt pins it
-# make train   sets up, then trains; make train ARGS="--config configs/pubmedqa.yaml gather.tasks=20" passes arguments on
+# make train   sets up, then trains on reviews; make train CONFIG=configs/pubmedqa.yaml ARGS="gather.tasks=20": another configuration
 # make test    sets up, then tests;  make test ARGS="tests/chimera/config/test_config.py -k unknown" passes arguments on
 # make test-all   also what starts whole commands, runs and teams of processes; .ci/run does this
 # make bench   runs every benchmark, some ten minutes;  make bench ARGS=--tiny shows in one minute that they run
@@ -8,12 +8,13 @@
 # make picture REPORT=runs/NAME/report   puts a report's pictures of whether a team pays into docs/images/: pays.png, studies.png
 # make notebooks   runs the notebooks again, outputs and all: the second shows the latest run that has a report, the third trains one
 # Variables: PYTHON (3.11 or 3.12), VENV, TORCH_INDEX (package index to take torch from, such as one with CPU builds),
-# TEST_PROCESSES (test files run at a time).
+# CONFIG (what make train trains; configs/review.yaml), TEST_PROCESSES (test files run at a time).
 
 PYTHON ?= python3
 VENV ?= .venv
 TORCH_INDEX ?=
 ARGS ?=
+CONFIG ?= configs/review.yaml
 TEST_PROCESSES ?= 2
 
 PY := $(VENV)/bin/python
@@ -42,7 +43,7 @@ $(STAMP): pyproject.toml constraints.txt | $(PY)
 	@touch $@
 
 train: setup
-	$(PY) -m chimera.train $(ARGS)
+	$(PY) -m chimera.train --config $(CONFIG) $(ARGS)
 
 test: setup
 	$(PY) -m pytest -m "not long and not whole" $(ARGS) $(IN_PARALLEL)

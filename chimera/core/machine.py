@@ -127,7 +127,8 @@ def listen(*, host: str = LOOPBACK, backlog: int | None = None) -> socket.socket
     try:
         return socket.create_server((host, 0), backlog=backlog)
     except OSError as error:
-        raise RunError(f"no port of {host} can be opened ({error.strerror}): {_remedy(host)}") from error
+        remedy = REMEDY if host == LOOPBACK else f"set cluster.host to an address of this machine, or {REMEDY}"
+        raise RunError(f"no port of {host} can be opened ({error.strerror}): {remedy}") from error
 
 
 def listen_at(port: int) -> socket.socket:
@@ -143,10 +144,6 @@ def free_port() -> int:
     """A port of 127.0.0.1 that no process uses now; raises RunError if no port can be opened."""
     with listen() as listener:
         return listener.getsockname()[1]
-
-
-def _remedy(host: str) -> str:
-    return REMEDY if host == LOOPBACK else f"set cluster.host to an address of this machine, or {REMEDY}"
 
 
 def check_sockets(error: BaseException | None) -> None:
@@ -165,15 +162,15 @@ PREFIX = "chimera-"
 _OWN = re.compile(rf"{PREFIX}[a-z0-9_]{{8}}")
 
 
-def own_temporary_folder() -> Callable[[], None]:
+def own_temporary_folder() -> Callable[[], None] | None:
     """Let this process and its children write to a folder of their own. Returns what removes it.
 
     It is also removed at the interpreter's exit: after the folders of libraries that register theirs later, since the
-    last that is registered is called first. A child is in its parent's folder already, and leaves it to the parent.
+    last that is registered is called first. None for a child: it is in its parent's folder already.
     """
     system = tempfile.gettempdir()
     if _OWN.fullmatch(Path(system).name):
-        return lambda: None
+        return None
     os.environ.setdefault("RAY_TMPDIR", system)  # Where Ray notes the addresses of clusters on this machine.
     folder = tempfile.mkdtemp(prefix=PREFIX, dir=system)
     os.environ["TMPDIR"] = tempfile.tempdir = folder

@@ -112,6 +112,7 @@ def test_a_configuration_error_is_one_line_and_exit_code_2():
         ("raise DataError('broken record 3')", 3, "error: broken record 3\n"),
         ("raise RoleError('Supervisor', 'no choice')", 5, "error: Supervisor: no choice\n"),
         ("raise KeyboardInterrupt", 130, "interrupted\n"),
+        ("import os; os.kill(os.getpid(), 15)", 143, ""),
         (
             "raise ValueError('a plan') from MemoryError()",
             6,
@@ -128,11 +129,11 @@ def test_a_configuration_error_is_one_line_and_exit_code_2():
         ),
     ],
 )
-def test_how_a_command_ends(body: str, code: int, shown: str):
+def test_how_a_command_ends(body: str, code: int, shown: str, tmp_path: Path):
     imports = "from chimera.core.cli import run_command\nfrom chimera.core.errors import *"
     script = f"{imports}\ndef main(argv): {body}\nrun_command(main)"
-    answer = python("-c", script, OPENAI_API_KEY="sk-topsecret1")
-    assert (answer.returncode, answer.stderr) == (code, shown)
+    answer = python("-c", script, OPENAI_API_KEY="sk-topsecret1", TMPDIR=str(tmp_path))
+    assert (answer.returncode, answer.stderr, list(tmp_path.iterdir())) == (code, shown, [])
 
 
 def test_a_bug_shows_its_traceback_without_secrets():

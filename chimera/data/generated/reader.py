@@ -27,6 +27,7 @@ BRACKET = re.compile(rf"\(({NUMBER})%? vs ({NUMBER})")
 VALUE_OF_GROUP = re.compile(
     rf"(?<!\d)({NUMBER})(?:%| [\w/]{{1,99}}(?: [a-z]{{1,99}})?) in ((?:the )?[\w -]{{1,99}}?)(?= and | \()"
 )
+CONTROL = re.compile(r"placebo|treatment|usual care|waiting list|leaflet|non-carriers")
 P_VALUE = re.compile(rf"p([=<])({NUMBER})")
 INTERVAL = re.compile(rf"95% CI ({NUMBER}) to ({NUMBER})")
 
@@ -130,14 +131,10 @@ def read_direction(sentence: str) -> int:
     """
     if bracket := BRACKET.search(sentence):
         return 1 if float(bracket[1]) > float(bracket[2]) else -1
-    values = {is_control(group): float(value) for value, group in VALUE_OF_GROUP.findall(sentence)}
+    values = {CONTROL.search(group) is not None: float(value) for value, group in VALUE_OF_GROUP.findall(sentence)}
     if set(values) != {True, False}:
         raise ValueError(f"no comparison of two groups in {sentence!r}")
     return 1 if values[False] > values[True] else -1
-
-
-def is_control(group: str) -> bool:
-    return bool(re.search(r"placebo|treatment|usual care|waiting list|leaflet|non-carriers", group))
 
 
 def read_weight(text: str) -> Weight:

@@ -87,7 +87,8 @@ def main(argv: list[str]) -> None:
             groups.append(_start(slots, model, serving, sockets, logs, settings["keys"][slots[0]]))
         asyncio.run(_serve(groups, models, serving, settings["api_key"], options.fd, logs, tell))
     finally:
-        stop(_programs(groups), seconds=STOP_S)
+        places = (place for group in groups for place in group.places)
+        stop([place.program for place in places if place.program is not None], seconds=STOP_S)
         shutil.rmtree(sockets, ignore_errors=True)
         for group in groups:
             shutil.rmtree(group.folder, ignore_errors=True)
@@ -210,7 +211,3 @@ def _ended(groups: Sequence[Sharing]) -> list[tuple[Sharing, int, Program]]:
         for number, place in enumerate(group.places)
         if place.program is not None and not place.program.alive()
     ]
-
-
-def _programs(groups: Sequence[Sharing]) -> list[Program]:
-    return [place.program for group in groups for place in group.places if place.program is not None]
