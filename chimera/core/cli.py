@@ -19,7 +19,7 @@ from chimera.core.machine import check_machine, out_of_memory, own_temporary_fol
 Main = Callable[[list[str]], int | None]
 """A command's `main(argv)`: `argv` is without the program's name; None means exit code 0."""
 
-INTERRUPTED, TERMINATED, UNEXPECTED = 130, 143, 70
+INTERRUPTED, UNEXPECTED = 130, 70
 COLLECT_AFTER = 50_000
 """New objects before Python looks for garbage; its own 700 would cost a sixth of the time that imports take."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -29,9 +29,8 @@ HUB_LOGGER = "huggingface_hub.utils._http"
 def run_command(main: Main) -> NoReturn:
     """Check the machine (`chimera.core.machine`), run `main` in a temporary folder of its own and exit the process.
 
-    A `ChimeraError` or a full disk gives one line on stderr and the error's exit code. Ctrl-C gives 130. A closed pipe
-    on stdout gives 0 without a message. Any other exception is a bug: it gives 70 and a traceback without secrets.
-    SIGTERM ends the command as Ctrl-C does, with 143; a child process ends at once and leaves nothing.
+    A `ChimeraError` or a full disk gives one line on stderr and the error's exit code. Ctrl-C and SIGTERM give 130, and
+    a closed pipe on stdout 0 without a message. Any other exception is a bug: 70 and a traceback without secrets.
     """
     from chimera.core.secrets import redact
 
@@ -43,9 +42,8 @@ def run_command(main: Main) -> NoReturn:
     remove_temporary_folder: Callable[[], None] | None = None
     try:
         check_machine()
-        remove_temporary_folder = own_temporary_folder()
-        if remove_temporary_folder is not None:
-            signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+        if (remove_temporary_folder := own_temporary_folder()) is not None:
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
         code = main(sys.argv[1:]) or 0
         sys.stdout.flush()
     except ChimeraError as error:
@@ -54,10 +52,6 @@ def run_command(main: Main) -> NoReturn:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         code = INTERRUPTED
-    except SystemExit as end:
-        if end.code != TERMINATED:
-            raise
-        code = TERMINATED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0

@@ -112,7 +112,7 @@ def test_a_configuration_error_is_one_line_and_exit_code_2():
         ("raise DataError('broken record 3')", 3, "error: broken record 3\n"),
         ("raise RoleError('Supervisor', 'no choice')", 5, "error: Supervisor: no choice\n"),
         ("raise KeyboardInterrupt", 130, "interrupted\n"),
-        ("import os; os.kill(os.getpid(), 15)", 143, ""),
+        ("import os; os.kill(os.getpid(), 15)", 130, "interrupted\n"),
         (
             "raise ValueError('a plan') from MemoryError()",
             6,

@@ -1,5 +1,6 @@
 """How the society works on a task, and what its roles are told beside it."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -107,6 +108,12 @@ class SocietyConfig(ConfigSection):
     guidance: dict[str, Guidance] = Field(
         default_factory=dict, description="what roles are told beside their task, by the names of roles and groups"
     )
+
+    def idle(self) -> Mapping[str, str]:
+        reasons = {} if self.graph.refine else {"refiner_max_chars": "society.graph.refine is false"}
+        if not self.graph.reviewed:
+            reasons |= dict.fromkeys(("max_major_revisions", "max_critical_revisions"), "society.graph has no reviews")
+        return reasons
 
     def told(self, role: str) -> Guidance:
         """The guidance of `role`: what its own entry sets, and the rest from the group that it belongs to."""

@@ -10,20 +10,19 @@ from message_kit import refused
 from chimera.core.errors import ConfigError
 from training.configuration import load_config
 
+NO_REVIEWS = ["society.graph.reviews=false", "society.graph.waives=[SafetyOfficer]"]
+
 
 @pytest.mark.parametrize(
     ("overrides", "key", "because"),
     [
-        (["models.junior.base_url=http://h/v1"], "models.junior.base_url", "'embedded'"),
-        (["models.junior.model=m"], "models.junior.model", "'embedded'"),
         (["models.junior.api_key_env=OPENAI_API_KEY"], "models.junior.api_key_env", "'embedded'"),
         ([*endpoint("senior"), "models.senior.path=x"], "models.senior.path", "'endpoint'"),
         (["models.board.path=x"], "models.board.path", "'rubric'"),
         (["models.judge.temperature=1"], "models.judge.temperature", "'rubric'"),
-        (["models.principal.max_tokens=256"], "models.principal.max_tokens", "'rubric'"),
-        (["models.board.structured=final"], "models.board.structured", "'rubric'"),
+        (["society.graph.refine=false", "society.refiner_max_chars=9"], "society.refiner_max_chars", "refine"),
+        ([*NO_REVIEWS, "society.max_major_revisions=2"], "society.max_major_revisions", "no reviews"),
         (["data.path=hub", "data.size=1000"], "data.size", "'hub'"),
-        (["data.path=x.json", "data.levels=[1]"], "data.levels", "'x.json'"),
         (["data.test_ids=ids.json"], "data.test_ids", "'generated'"),
         (["tools.protein=uniprot", "tools.ontology=quickgo", "tools.database=x.db"], "tools.database", "live"),
         (["tools.retries=3"], "tools.retries", "'local'"),
