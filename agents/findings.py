@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from agents.schemas import Answer, Phrase, Quote
 from chimera.core.types import YesNoMaybe
-from chimera.core.weighing import PRECISE, Design, Vote, points, weigh, weight
+from chimera.core.weighing import PRECISE, Design, Vote, clauses, points, weigh, weight
 
 FINDINGS, COMBINATION = "findings", "combination"
 COMBINED = "combined"
@@ -210,21 +210,12 @@ def _weighable(finding: Mapping[str, Any]) -> str:
 
 
 def tally(findings: Sequence[Mapping[str, Any]], read: Callable[[Mapping[str, Any]], Vote] = vote) -> str:
-    """Findings one after another as the refiner reads them, after each that counts its weight, and which answer leads
-    by how many points so far.
+    """Findings one after another as the refiner reads and weighs them (`chimera.core.weighing.clauses`).
 
     Args:
         read: What a finding says and weighs, by the rule without it.
     """
-    votes: list[Vote] = []
-    clauses: list[str] = []
-    for line, finding in zip(handed_over(findings), findings, strict=True):
-        votes.append(read(finding))
-        yes, no = points(votes)
-        clauses.append(
-            line if votes[-1].answer is None else f"{line} {votes[-1].weight} {weigh(votes)} {abs(yes - no)}"
-        )
-    return "; ".join(clauses) or "no study"
+    return "; ".join(clauses(handed_over(findings), [*map(read, findings)])) or "no study"
 
 
 def combined(combination: Mapping[str, Any], findings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from langgraph.runtime import Runtime
 
 from agents.context import RunContext
-from agents.findings import FINDINGS, Combination, Findings, combined, counting, gathered, handed_over, with_findings
+from agents.findings import FINDINGS, Combination, Findings, combined, gathered, handed_over, with_findings
 from agents.roles import (
     DESIGNER,
     PEER_REVIEWER,
@@ -130,7 +130,7 @@ def _peer_reads(state: ResearchState, context: RunContext) -> Inputs:
         "sources": sources_seen(state["messages"]),
         "hypothesis": state["refined_hypothesis"],
         "protocol": state["experimental_protocol"],
-        "counting": counting(gathered(state["initial_hypotheses"])) if combines else None,
+        "findings": handed_over(gathered(state["initial_hypotheses"])) if combines else None,
     }
 
 

@@ -6,9 +6,10 @@ simplifies both: Cochrane's votes have no weights and leave significance out, an
 studies together.
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 if TYPE_CHECKING:
     from chimera.core.types import YesNoMaybe
@@ -33,6 +34,14 @@ def weight(design: Design, participants: int) -> int:
     return (2 if design == "trial" else 1) * (2 if participants >= PRECISE else 1)
 
 
+def handed_vote(line: str) -> Vote:
+    """The vote of a finding as the refiner is handed it: `12 large trial yes`; in any other form it does not count."""
+    if (parts := re.fullmatch(r"(\d+) (large|small) (trial|cohort) (yes|no|maybe)", line)) is None:
+        return Vote("", None, 0)
+    number, size, design, answer = parts.groups()
+    return Vote(number, cast("YesNoMaybe", answer), weight(cast("Design", design), PRECISE if size == "large" else 1))
+
+
 def points(votes: Iterable[Vote]) -> tuple[int, int]:
     """The total weights of the votes for yes and for no."""
     yes = no = 0
@@ -48,3 +57,13 @@ def weigh(votes: Iterable[Vote]) -> "YesNoMaybe":
     """The side with more points; maybe if they are equal, which they also are if no study counts."""
     yes, no = points(votes)
     return "maybe" if yes == no else "yes" if yes > no else "no"
+
+
+def clauses(lines: Sequence[str], votes: Sequence[Vote]) -> list[str]:
+    """Findings as the refiner weighs them: each line, and after it, if it counts, its weight, and which answer leads by
+    how many points so far."""
+    sums = [(weigh(votes[:end]), *points(votes[:end])) for end in range(1, len(votes) + 1)]
+    return [
+        line if vote.answer is None else f"{line} {vote.weight} {leads} {abs(yes - no)}"
+        for line, vote, (leads, yes, no) in zip(lines, votes, sums, strict=True)
+    ]

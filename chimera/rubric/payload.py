@@ -89,10 +89,15 @@ def read_hypothesis(payload: Mapping[str, Any]) -> ReviewedHypothesis:
     )
 
 
-def read_left_out(payload: Mapping[str, Any]) -> list[int]:
-    """The numbers of the findings that count and that the hypothesis leaves out; none where none are combined."""
-    studies = _object(payload, "hypothesis").get("studies")
-    return [number for number in payload.get("counting") or () if studies is not None and number not in studies]
+def read_findings(payload: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """The findings as the refiner was handed them, a line each; None where it combined none."""
+    combines = payload.get("findings") is not None and "studies" in _object(payload, "hypothesis")
+    return _texts(payload, "findings", "") if combines else None
+
+
+def read_studies(payload: Mapping[str, Any]) -> Sequence[int]:
+    """The numbers of the findings that the hypothesis counts."""
+    return _list(_object(payload, "hypothesis"), "studies", "hypothesis.")
 
 
 def read_protocol(payload: Mapping[str, Any]) -> ReviewedProtocol:

@@ -3,21 +3,25 @@
 CRITICAL and MAJOR send work back, so only issues that make a protocol worthless or harmful get them. Others are MINOR.
 """
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from chimera.core.quotes import missing_quotes
 from chimera.core.types import DECISION_OF_LABEL, Decision, Severity, decides
+from chimera.core.weighing import clauses, handed_vote
 from chimera.rubric.payload import (
     SEVERITIES,
     ReviewedProtocol,
+    read_findings,
     read_goal,
     read_hypothesis,
     read_labels,
-    read_left_out,
     read_protocol,
     read_review,
     read_sources,
+    read_studies,
 )
 from chimera.rubric.text import (
     MAX_WORDS,
@@ -54,10 +58,16 @@ def peer_review(payload: Mapping[str, Any]) -> dict[str, Any]:
     goal, sources = read_goal(payload), read_sources(payload)
     findings: list[Finding] = []
     missing = missing_quotes(hypothesis.evidence, sources)
-    if left_out := read_left_out(payload):
-        numbers = ", ".join(map(str, left_out))
-        findings.append(("CRITICAL", f"left out, though they count: findings {numbers}"))
-    none_counts = payload.get("counting") == []
+    none_counts = False
+    if (lines := read_findings(payload)) is not None:
+        votes = [handed_vote(line) for line in lines]
+        none_counts = all(vote.answer is None for vote in votes)
+        studies = read_studies(payload)
+        left_out = [vote.study for vote in votes if vote.answer and int(vote.study) not in studies]
+        if left_out:
+            findings.append(("CRITICAL", f"left out, though they count: findings {', '.join(left_out)}"))
+        if (wrong := _first_wrong(hypothesis.comparison, clauses(lines, votes))) is not None:
+            findings.append(("CRITICAL", f"weighed or added wrongly: finding {wrong}"))
     if len(missing) == len(hypothesis.evidence) and not none_counts:
         findings.append(("CRITICAL", "evidence not found in any source"))
     elif missing:
@@ -70,6 +80,15 @@ def peer_review(payload: Mapping[str, Any]) -> dict[str, Any]:
     if not missing and not covered(topic or goal, hypothesis.evidence):
         findings.append(("MINOR", "the evidence is not about the outcome that the goal asks about"))
     return _review([*findings, *_field_findings(protocol), *_fit_findings(protocol, topic)])
+
+
+def _first_wrong(comparison: str, right: Sequence[str]) -> int | None:
+    """The number of the first clause that is not as it should be; None if all are, or the first has another form."""
+    written = comparison.split("; ")
+    if not re.fullmatch(r"1 (retracted|other \w+|\w+ \w+ \w+ \d+ \w+ \d+)", written[0]):
+        return None  # A model of another kind may weigh in words of its own, which nobody here can check.
+    pairs = enumerate(zip_longest(written, right), start=1)
+    return next((number for number, (clause, should_be) in pairs if clause != should_be), None)
 
 
 def _field_findings(protocol: ReviewedProtocol) -> Iterable[Finding]:

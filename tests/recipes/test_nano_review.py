@@ -153,7 +153,7 @@ async def test_without_a_second_round_or_a_refiner_the_rule_answers_from_what_wa
     assert REFINER not in state["messages"]
 
 
-async def test_the_board_sends_back_an_answer_that_leaves_a_study_out(society_kit) -> None:
+async def test_the_board_sends_back_an_answer_that_leaves_a_study_out_or_adds_wrongly(society_kit) -> None:
     from chimera.rubric.reviews import peer_review
 
     model, society = society_of(society_kit, LARGEST)
@@ -165,7 +165,13 @@ async def test_the_board_sends_back_an_answer_that_leaves_a_study_out(society_ki
     assert review["severity"] == "CRITICAL"
     assert any(f" {first}" in issue and "left out" in issue for issue in review["issues"])
     payload["hypothesis"]["studies"] = all_counting
-    assert not any("left out" in issue for issue in peer_review(payload)["issues"])
+    assert not any("left out" in issue or "wrong" in issue for issue in peer_review(payload)["issues"])
+    clauses = payload["hypothesis"]["comparison"].split("; ")
+    for wrong in ([*clauses[:2], clauses[2] + "0", *clauses[3:]], clauses[:2], clauses[:2] * 2):
+        payload["hypothesis"]["comparison"] = "; ".join(wrong)
+        assert "wrongly: finding 3" in peer_review(payload)["issues"][0]
+    payload["hypothesis"]["comparison"] = "The trials say yes; the cohorts do not."
+    assert not any("wrong" in issue for issue in peer_review(payload)["issues"])
 
 
 @pytest.mark.parametrize("item", ITEMS[:12], ids=lambda item: item.task.id)

@@ -98,17 +98,12 @@ def test_an_unknown_command_names_the_nearest():
     assert answer.stderr.count("\n") == 1
 
 
-def test_a_configuration_error_is_one_line_and_exit_code_2():
-    answer = python("-m", "chimera", "config", "gather.task=3")
-    assert (answer.returncode, answer.stdout) == (2, "")
-    assert re.fullmatch(r"error: unknown key pipeline\.gather\.task .*gather\.tasks.*\n", answer.stderr)
-
-
 @pytest.mark.parametrize(
     ("body", "code", "shown"),
     [
         ("return None", 0, ""),
         ("return 7", 7, ""),
+        ("raise ConfigError('unknown key x')", 2, "error: unknown key x\n"),
         ("raise DataError('broken record 3')", 3, "error: broken record 3\n"),
         ("raise RoleError('Supervisor', 'no choice')", 5, "error: Supervisor: no choice\n"),
         ("raise KeyboardInterrupt", 130, "interrupted\n"),

@@ -19,7 +19,6 @@ NO_REVIEWS = ["society.graph.reviews=false", "society.graph.waives=[SafetyOffice
         (["models.junior.api_key_env=OPENAI_API_KEY"], "models.junior.api_key_env", "'embedded'"),
         ([*endpoint("senior"), "models.senior.path=x"], "models.senior.path", "'endpoint'"),
         (["models.board.path=x"], "models.board.path", "'rubric'"),
-        (["models.judge.temperature=1"], "models.judge.temperature", "'rubric'"),
         (["society.graph.refine=false", "society.refiner_max_chars=9"], "society.refiner_max_chars", "refine"),
         ([*NO_REVIEWS, "society.max_major_revisions=2"], "society.max_major_revisions", "no reviews"),
         (["data.path=hub", "data.size=1000"], "data.size", "'hub'"),
