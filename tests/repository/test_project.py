@@ -299,7 +299,7 @@ def test_the_gpu_set_differs_from_the_tested_one_only_where_vllm_demands_it():
 @pytest.mark.skipif(MAKE is None, reason="make is not installed")
 @pytest.mark.parametrize(
     ("goal", "command"),
-    [("train", "-m chimera.train seed=1"), ("test", 'whole" seed=1'), ("test-all", "-m pytest seed=1")],
+    [("train", "configs/review.yaml seed=1"), ("test", 'whole" seed=1'), ("test-all", "-m pytest seed=1")],
 )
 def test_train_and_test_set_up_first_and_pass_arguments_on(tmp_path: Path, goal: str, command: str):
     arguments = ["make", "-n", goal, "ARGS=seed=1", f"VENV={tmp_path}/venv"]

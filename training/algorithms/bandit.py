@@ -2,7 +2,8 @@
 
 It chooses among hypotheses; where findings are combined, whether juniors search once more.
 
-    learn from all choices that earlier phases logged; estimate the policy's value off-policy
+    learn from all choices that earlier phases logged (with the weights that are live, where findings are combined);
+    estimate the policy's value off-policy
     for each round:  the policy chooses in new training rollouts (with exploration)  ->  learn from these choices
 
 The policy depends only on recorded rollouts, so a resumed phase learns the same policy.
@@ -18,7 +19,7 @@ from pydantic import Field
 from chimera.config.loader import When
 from chimera.config.pipeline import PhaseSettings
 from chimera.core.errors import ConfigError, RunError
-from chimera.run.policies import Part, Policy
+from chimera.run.policies import SELECTION, Part, Policy
 from chimera.run.seals import seal
 from evaluation.records.rollouts import RolloutInput
 from training.learning.base import Bench, Learned, PhasePlan
@@ -131,10 +132,12 @@ class _Rounds:
         policy = BanditPolicy(Settings.of(self._settings, bench.config.seed, bench.dataset.labels, combines=combines))
         # The order does not depend on which rollout ended first.
         earlier = sorted(await self._bench.episodes(), key=_place)
+        if combines:
+            earlier = by_live_weights(earlier, bench.versions)
         logged = await asyncio.to_thread(policy.examples, _choices(earlier, self._settings.token_price))
-        if not logged:
+        if not logged and not (combines and self._settings.rounds):
             raise RunError(f"{plan.name} has no scored choice to learn from: run a gather phase with more tasks")
-        figures = await self._learn(policy, logged, logged, 0)
+        figures = await self._learn(policy, logged, logged, 0) if logged else {}
         episodes: list[Episode] = []
         for number in range(self._settings.rounds):
             await self._bench.publish(await asyncio.to_thread(self._save, policy, f"{plan.name}-{number}"))
@@ -181,6 +184,16 @@ def draw_tasks(phase: str, settings: BanditSettings, dataset: "Dataset", seed: i
     """The rollouts of round `number` (from 0). Tasks are drawn without replacement; equal seeds draw equal tasks."""
     drawn = random.Random(f"{seed}/{phase}/{number}").sample(dataset.train, settings.tasks)
     return [RolloutInput.of(task, phase, number, seed) for task in drawn]
+
+
+def by_live_weights(episodes: Sequence[Episode], versions: Mapping[str, str]) -> list[Episode]:
+    """The episodes in which all but who chooses worked with what is live (`versions`).
+
+    What one more search is worth depends on who reads what it finds and weighs it. A society whose refiner could not
+    weigh yet teaches that searching is worth nothing.
+    """
+    live = {**versions, SELECTION: ""}
+    return [episode for episode in episodes if {**episode.record.policy_versions, SELECTION: ""} == live]
 
 
 def _place(episode: Episode) -> tuple[str, int, str]:

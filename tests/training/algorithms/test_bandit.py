@@ -232,9 +232,6 @@ def test_choices_on_one_task_stay_in_one_fold():
         assert not {one.event.task_id for one in fold} & {one.event.task_id for one in others}
 
 
-# --- on disk
-
-
 @pytest.mark.parametrize("update", ["direct", "dr"])
 @pytest.mark.parametrize("kind", ["thompson", "logistic"])
 def test_a_policy_is_the_same_after_reloading_and_goes_on_learning(tmp_path, kind, update):

@@ -28,7 +28,7 @@ from chimera.run.directory import Run
 from chimera.run.policies import Policy
 from evaluation.records.rollouts import RolloutInput
 from recipes.nano.transcripts import Habits, propose
-from training.algorithms.bandit import Bandit, BanditSettings, draw_tasks
+from training.algorithms.bandit import Bandit, BanditSettings, by_live_weights, draw_tasks
 from training.configuration import load_config
 from training.learning.base import PhasePlan
 from training.learning.episodes import Episode
@@ -123,9 +123,6 @@ def accuracy(policy, ids):
     return sum(right) / len(right)
 
 
-# --- the phase
-
-
 async def test_the_phase_learns_saves_and_lets_the_policy_choose(tmp_path):
     lab = FakeLab(tmp_path, config_of(rounds=2))
     result = await learn(lab)
@@ -193,6 +190,14 @@ async def test_failed_rollouts_teach_nothing_and_a_round_of_them_is_an_error(tmp
 async def test_without_a_choice_the_error_says_what_to_do(tmp_path):
     with refused(RunError, "bandit", "no scored choice", "gather"):
         await learn(FakeLab(tmp_path, config_of(), gathered=0))
+
+
+def test_choices_of_searches_count_only_with_the_weights_that_are_live(tmp_path):
+    live = {"refiner": "refiner@ppo-2", "selection": "Supervisor@bandit"}
+    of_each = [live, {**live, "selection": "supervisor's model"}, {**live, "refiner": "nano_review@0"}]
+    record = rollout(RolloutInput.of(TASKS["generated-7-0"].task, "gather", 0, 0), HALF)
+    episodes = [Episode(replace(record, policy_versions=each), (), tmp_path, ADAPTER) for each in of_each]
+    assert by_live_weights(episodes, live) == episodes[:2]
 
 
 def test_rounds_draw_different_tasks_the_same_for_the_same_seed(tmp_path):
@@ -279,9 +284,6 @@ def test_a_rollout_without_choice_or_reward_is_no_event():
     assert choice_of(found).sources == found.outputs["selection"]["sources"]
     given_ = RolloutInput.of(TASKS["generated-7-0"].task, "gather", 0, 0)
     assert choice_of(rollout(given_, HALF, failed=True)) is None
-
-
-# --- selectors
 
 
 @given(weights=st.lists(st.floats(0, 1), min_size=2, max_size=5).filter(lambda w: sum(w) > 0), share=st.floats(0, 1))
