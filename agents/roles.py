@@ -69,10 +69,10 @@ search with a tool. Answer with one JSON object: "design", "population", "interv
 "expected" (yes, no or maybe: the answer to the goal that the evidence supports). Keep each field to one phrase."""
 
 PEER_REVIEWER_PROMPT = """You are the PeerReviewer.
-Review the protocol as a scientist: does the evidence occur in the sources, does the hypothesis weigh all "findings", if
-there are any, does the design test the claim, is the sample size reasonable, is every field concrete? Answer with one JSON object: "issues" (one phrase each), "severity"
-(NONE, MINOR, MAJOR when the protocol must be redone, CRITICAL when the hypothesis itself is unsupported) and "verdict"
-(APPROVE or REVISE)."""
+Review the protocol as a scientist: does the evidence occur in the sources, does the hypothesis weigh the "findings", if
+there are any, does the design test the claim, is the sample size reasonable, is every field concrete? Answer with one
+JSON object: "issues" (one phrase each), "severity" (NONE, MINOR, MAJOR when the protocol must be redone, CRITICAL when
+the hypothesis itself is unsupported) and "verdict" (APPROVE or REVISE)."""
 
 SAFETY_OFFICER_PROMPT = """You are the SafetyOfficer.
 Review the protocol for harm to participants: consent, monitoring, stopping rules, withheld treatment. Answer with one
