@@ -133,7 +133,7 @@ class _Rounds:
         # The order does not depend on which rollout ended first.
         earlier = sorted(await self._bench.episodes(), key=_place)
         if combines:
-            earlier = by_live_weights(earlier, bench.versions)
+            earlier = _by_live_weights(earlier, bench.versions)
         logged = await asyncio.to_thread(policy.examples, _choices(earlier, self._settings.token_price))
         if not logged and not (combines and self._settings.rounds):
             raise RunError(f"{plan.name} has no scored choice to learn from: run a gather phase with more tasks")
@@ -186,7 +186,7 @@ def draw_tasks(phase: str, settings: BanditSettings, dataset: "Dataset", seed: i
     return [RolloutInput.of(task, phase, number, seed) for task in drawn]
 
 
-def by_live_weights(episodes: Sequence[Episode], versions: Mapping[str, str]) -> list[Episode]:
+def _by_live_weights(episodes: Sequence[Episode], versions: Mapping[str, str]) -> list[Episode]:
     """The episodes in which all but who chooses worked with what is live (`versions`).
 
     What one more search is worth depends on who reads what it finds and weighs it. A society whose refiner could not

@@ -109,8 +109,6 @@ def test_without_hashed_text_the_authors_cannot_be_told_apart_by_the_question():
     assert choice_of(policy, "drug") == choice_of(policy, "gene")
 
 
-# --- reward models
-
 rows_and_rewards = st.integers(1, 12).flatmap(
     lambda n: st.tuples(
         st.lists(st.lists(st.floats(-2, 2), min_size=4, max_size=4), min_size=n, max_size=n),
@@ -174,9 +172,6 @@ def test_weights_count_a_choice_as_so_many():
     often.learn(rows, rewards, np.array([1.0, 4.0]))
     assert once.predict(rows[:1])[0] == pytest.approx(0.5, abs=0.05)
     assert often.predict(rows[:1])[0] == pytest.approx(0.8, abs=0.05)
-
-
-# --- what the updates learn
 
 
 def test_ips_learns_by_the_importance_of_an_even_choice_cut_at_the_limit():
@@ -260,9 +255,6 @@ def test_a_broken_folder_is_refused(tmp_path):
         load_policy(tmp_path)
 
 
-# --- whether juniors search once more
-
-
 def finding(study, answer, *, retracted=False):
     same = {"same": True}
     parts = {"group": same, "condition": same, "outcome": same}
@@ -317,9 +309,6 @@ def test_a_policy_makes_no_choices_of_another_kind():
         policy.probabilities(Candidates("Q?", [hypothesis(name) for name in JUNIORS], ()), greedy=True)
     with refused(RunError, "society.graph.choose"):
         learned(list(searches(1, 0)))
-
-
-# --- learning on generated tasks
 
 
 def generated_choices(size, seed, *, exploration=0.5):

@@ -28,7 +28,7 @@ from chimera.run.directory import Run
 from chimera.run.policies import Policy
 from evaluation.records.rollouts import RolloutInput
 from recipes.nano.transcripts import Habits, propose
-from training.algorithms.bandit import Bandit, BanditSettings, by_live_weights, draw_tasks
+from training.algorithms.bandit import Bandit, BanditSettings, draw_tasks
 from training.configuration import load_config
 from training.learning.base import PhasePlan
 from training.learning.episodes import Episode
@@ -192,14 +192,6 @@ async def test_without_a_choice_the_error_says_what_to_do(tmp_path):
         await learn(FakeLab(tmp_path, config_of(), gathered=0))
 
 
-def test_choices_of_searches_count_only_with_the_weights_that_are_live(tmp_path):
-    live = {"refiner": "refiner@ppo-2", "selection": "Supervisor@bandit"}
-    of_each = [live, {**live, "selection": "supervisor's model"}, {**live, "refiner": "nano_review@0"}]
-    record = rollout(RolloutInput.of(TASKS["generated-7-0"].task, "gather", 0, 0), HALF)
-    episodes = [Episode(replace(record, policy_versions=each), (), tmp_path, ADAPTER) for each in of_each]
-    assert by_live_weights(episodes, live) == episodes[:2]
-
-
 def test_rounds_draw_different_tasks_the_same_for_the_same_seed(tmp_path):
     lab = FakeLab(tmp_path, config_of(), gathered=0)
     first, again, second = (draw_tasks("bandit", lab.settings, lab.dataset, 0, number) for number in (0, 0, 1))
@@ -255,20 +247,32 @@ def test_findings_answer_no_tasks_with_options(tmp_path):
         make_phases(["gather"], load_config(None, COMBINE), replace(dataset, train=tasks))
 
 
-async def test_the_phase_learns_from_choices_to_search_once_more_and_their_tokens(tmp_path):
-    """Every further search costs 1,000 tokens and brings nothing."""
-    config, cues = load_config(None, COMBINE), search_cues([], 1, 2)
-    lab = FakeLab(tmp_path, config_of(rounds=0, token_price=0.5), gathered=0)
-    lab.config = config
-    for number, task in enumerate(lab.dataset.train[:60]):
+class SearchLab(FakeLab):
+    """Juniors search once more in every other rollout, which costs 1,000 tokens and brings nothing."""
+
+    def __init__(self, folder, settings):
+        super().__init__(folder, settings, gathered=0)
+        self.config, self.versions = load_config(None, COMBINE), {"refiner": "ppo-2", "selection": "bandit"}
+
+    def searched(self, task, number, phase, refiner="ppo-2"):
         author = ("again", "combined")[number % 2]
         share = {"preferred": "again", "policy": "supervisor", "propensities": {"again": 0.5, "combined": 0.5}}
         selection = {"author": "combined", "preferred": None, "policy": "combined", "propensities": None, "sources": []}
-        chosen = [{"author": author, **share, "cues": cues}]
+        chosen = [{"author": author, **share, "cues": search_cues([], 1, 2)}]
         outputs = {"research_goal": task.goal, "selection": selection, "choices": chosen}
         tokens = {"junior": {"prompt": 1500 if author == "again" else 500, "completion": 500}}
-        record = answered(f"r{number}", task.id, "yes", 1.0, label=task.label, phase="gather", outputs=outputs)
-        lab.earlier.append(replace(record, tokens=tokens))
+        record = answered(f"{phase}{number}", task.id, "yes", 1.0, label=task.label, phase=phase, outputs=outputs)
+        return replace(record, tokens=tokens, policy_versions={"refiner": refiner, "selection": "nobody"})
+
+    async def play(self, given, versions):
+        return self.searched(given.task, self.ran, given.phase)
+
+
+async def test_the_phase_learns_from_choices_to_search_once_more_and_their_tokens(tmp_path):
+    lab, cues = SearchLab(tmp_path, config_of(rounds=0, token_price=0.5)), search_cues([], 1, 2)
+    tasks = list(enumerate(lab.dataset.train[:60]))
+    lab.earlier = [lab.searched(task, number, "gather") for number, task in tasks]
+    lab.earlier += [lab.searched(task, 0, f"old{number}", refiner="ppo-1") for number, task in tasks]
     result = await learn(lab)
     policy = load_policy(tmp_path / result.policy.folder)
     assert policy.events == 60
@@ -276,6 +280,17 @@ async def test_the_phase_learns_from_choices_to_search_once_more_and_their_token
     assert result.figures["dr"] == pytest.approx(0.5, abs=0.05)
     best = policy.probabilities(Candidates("Q?", SEARCH_AGAIN, (), cues), greedy=True)
     assert best.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("rounds", [0, 1])
+async def test_without_a_choice_by_the_live_weights_rounds_alone_teach_whether_to_search(tmp_path, rounds):
+    lab = SearchLab(tmp_path, config_of(rounds=rounds))
+    lab.earlier = [lab.searched(lab.dataset.train[0], 0, "old", refiner="ppo-1")]
+    if rounds:
+        assert (await learn(lab)).figures["choices"] == 30
+    else:
+        with refused(RunError, "bandit", "no scored choice", "gather"):
+            await learn(lab)
 
 
 def test_a_rollout_without_choice_or_reward_is_no_event():
@@ -337,9 +352,6 @@ def test_a_learned_policy_draws_in_training_and_takes_the_best_on_held_out_tasks
     best = make_selector(spec, greedy=True).propose(offered, 4)
     assert best.propensities == {name: float(name == best.author) for name in JUNIORS}
     assert best.author == JUNIORS[int(policy.expected(features(offered, 256)).argmax())]
-
-
-# --- the society under a policy
 
 
 async def test_a_seeded_society_repeats_its_choice_and_its_propensities(society_kit, spec):
