@@ -204,7 +204,7 @@ def test_sigterm_lets_running_requests_finish_and_later_calls_say_that_it_is_gon
         assert answer.status_code == 200
         assert answer.json()["usage"]["completion_tokens"] == 300
         server._child.join()
-        assert server._child.exit_code == -signal.SIGTERM  # uvicorn raises the signal again after it shut down.
+        assert server._child.exit_code == 130  # uvicorn raises it again, and the command ends as by Ctrl-C.
         with pytest.raises(ModelError, match=r"does not answer /health") as caught:
             server.request("GET", "/health")
         assert not caught.value.retriable
