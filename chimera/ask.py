@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from chimera.config.arguments import add_config_arguments, config_from
 from chimera.core.cli import add_trust_argument, parse_arguments
 from chimera.core.errors import ConfigError, RunError
-from chimera.core.types import DECISIONS, SOURCE_NAMES, Brief, ResearchTask
+from chimera.core.types import DECISIONS, SOURCE_NAMES, Brief, Decision, ResearchTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -54,8 +54,6 @@ def main(argv: list[str]) -> int | None:
     if (arguments.task or arguments.go_on) is not None and arguments.question is not None:
         # argparse takes the first setting for the question, because the question is left out here.
         arguments.overrides.insert(0, arguments.question)
-    if arguments.confirm:
-        arguments.overrides.append("society.confirm=[GO]")
     if (out := arguments.out) is not None and (out.is_dir() or not os.access(out.parent, os.W_OK)):
         raise ConfigError(f"--out {out} cannot be written: name a file in a folder that exists and is yours")
     if arguments.go_on is not None:
@@ -69,7 +67,9 @@ def main(argv: list[str]) -> int | None:
         check_trusted(config, run.config_file, "answers", arguments.trust, arguments.overrides)
         check_inputs(run.events(), run.config, config)
     question = _own_question(arguments, config) if arguments.task is None else _task(arguments, config)
-
+    if arguments.confirm:
+        confirm: tuple[Decision, ...] = ("GO", *(name for name in config.society.confirm if name != "GO"))
+        config = config.model_copy(update={"society": config.society.model_copy(update={"confirm": confirm})})
     return answer(question, config, _console(arguments), run, out=_out(arguments))
 
 
@@ -80,7 +80,9 @@ def _go_on(arguments: argparse.Namespace) -> int:
     from chimera.run.inputs import check_inputs
     from evaluation.conduct.kept import OWN_QUESTION, Kept
 
-    runs_dir = config_from(arguments, own_question=True).runs_dir
+    if extra := [name for name in ("context", "task", "run") if getattr(arguments, name) is not None]:
+        raise ConfigError(f"--continue {arguments.go_on} brings its own question and run: leave --{extra[0]} out")
+    runs_dir = config_from(arguments, own_question=True, reads=("runs_dir",)).runs_dir
     saved = Kept.open(runs_dir, arguments.go_on)
     check_trusted(saved.config, saved.path, "answers", arguments.trust)
     run = Run.open(saved.run, runs_dir) if saved.run else None
@@ -267,6 +269,7 @@ def answer(
     from evaluation.conduct.asked import AskOutcome
     from evaluation.conduct.kept import Kept
     from evaluation.conduct.live_society import build_library, open_society
+    from evaluation.view.answers import answer_state
 
     toys = toy_parts(config.used()) if question.real else []
     secrets = load_secrets(config.secret_names())
@@ -283,7 +286,7 @@ def answer(
         show(console, _about(question, config, library.searched, run, learned))
         with open_society(config, library, learning=learned_slots(run.events()) if run else set()) as society:
             policies = _put_live(run, config, society.servers, learned) if run else {}
-            earlier = asyncio.run(saved.state()) if saved else {}
+            earlier = answer_state(saved, asyncio.run(saved.state()), saved.sources()) if saved else {}
             outcome = AskOutcome(question.brief.goal, real=question.real, toys=toys, earlier=earlier)
             work = _Work(society, question.brief, config, console, policies, saved, outcome)
             _run(work.to_the_end(verdict))
@@ -343,20 +346,22 @@ def _about(question: Asked, config: "Config", searched: str, run: "Run | None", 
 
 
 def _measured(run: "Run") -> str:
-    """How often the run's society was right on test tasks, by its report."""
+    """How often the society that is live was right, by the run's report."""
     from chimera.core.files import read_json_object
+    from chimera.run.policies import live
     from chimera.run.seals import checked
 
-    file = checked(run, "report") / "report.json"
-    if not file.exists():
+    right = None
+    if (run.path / "report" / "report.json").exists():
+        report = read_json_object(checked(run, "report") / "report.json")
+        versions = {policy.version for policy in live(run.events()).values()}
+        for stage in report["plan"]["stages"]:
+            if stage["kind"] == "sequence" and {policy["version"] for policy in stage["policies"]} == versions:
+                right = report["stages"][stage["name"]].get("alignment")
+    if right is None:
         return f"nothing says how often it is right: python -m chimera.eval --run {run.name}"
-    report = read_json_object(file)
-    last = [stage["name"] for stage in report["plan"]["stages"] if stage["kind"] == "sequence"][-1]
-    right = report["stages"][last]["alignment"]
-    low, high = 100 * right["low"], 100 * right["high"]
-    return (
-        f"{100 * right['mean']:.1f} % right ({low:.1f} to {high:.1f}) of {right['n']} tasks, {report['plan']['data']}"
-    )
+    interval = "" if right["low"] is None else f" ({100 * right['low']:.1f} to {100 * right['high']:.1f})"
+    return f"{100 * right['mean']:.1f} % right{interval} of {right['n']} tasks, {report['plan']['data']}"
 
 
 def _put_live(

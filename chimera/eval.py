@@ -156,7 +156,10 @@ def _open(arguments: argparse.Namespace) -> "tuple[Run, Config]":
     folders = [override for override in overrides if override.partition("=")[0].strip() == "runs_dir"]
     runs_dir = load_config(None, folders, own_question=True).runs_dir
     run = Run.open(arguments.run, runs_dir) if arguments.run else Run.latest(runs_dir)
-    return run, load_config(run.config_file, overrides, recorded=True)
+    config = load_config(run.config_file, overrides, recorded=True)
+    if config.rollouts.judges != run.config.rollouts.judges:
+        raise ConfigError("rollouts.judges cannot be changed here, because it is part of what is evaluated")
+    return run, config
 
 
 def _judge_settings(judge: str | None) -> list[str]:

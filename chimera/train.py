@@ -101,6 +101,10 @@ def main(argv: list[str]) -> int | None:
     if toy := unread(config.used(), dataset.source):
         print(f"warning: {toy}", flush=True)
     if arguments.check:
+        if arguments.resume and (config.runs_dir / name / "config.yaml").exists():
+            run = Run.open(name, config.runs_dir)
+            run.changed(config)
+            check_ids(run, config, dataset)
         print(f"nothing was started: {', '.join(names)} can run on {dataset.describe()}")
         print(at_most(phases, config))
         return 0

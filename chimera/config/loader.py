@@ -7,14 +7,17 @@ import json
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from chimera.config.source import Setting
 from chimera.core.errors import ConfigError, likeness
 
+NAMES_A_SECRET = ("_name", "_env", "_file", "_path")
+"""How a key ends that says where a secret is, such as a provider's `credentials_profile_name`."""
 SECRET_KEY = re.compile(r"api_?key|token$|secret|passw|credential", re.IGNORECASE)
 """Matches the last part of an unknown key if its value is probably a secret."""
 ALIKE = 0.7
@@ -31,6 +34,10 @@ _PLAIN_NAMES: dict[Any, str] = {
     dict: "mapping",
 }
 _BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+
+
+AnyPath = Annotated[Path, AfterValidator(Path.expanduser)]
+"""A path that may begin with ~, which no shell replaces in a file or behind an = sign."""
 
 
 class ConfigSection(BaseModel):
@@ -271,6 +278,9 @@ def check_keys(
     checked: dict[str, Setting] = {}
     for key, setting in settings.items():
         if key in names or within(key, mappings):
+            last = key.rpartition(".")[2]
+            if key not in names and isinstance(setting.value, str) and not last.endswith(NAMES_A_SECRET):
+                _refuse_secret(key, last, setting)
             checked[key] = setting
         elif any(name.startswith(f"{key}.") for name in names):
             if setting.value not in (None, {}):
@@ -310,16 +320,20 @@ def _unknown(key: str, setting: Setting, names: list[str], names_elsewhere: Mapp
     parent, _, last = key.rpartition(".")
     if parent in names:
         return f"{parent} {setting.place} takes one value, it has no key {last}"
-    if SECRET_KEY.search(last):
-        return (
-            f"{key} {setting.place} looks like a secret: put it into the environment or .env "
-            "(.env.example lists the names), never into the configuration"
-        )
+    _refuse_secret(key, last, setting)
     if near := _nearest_key(parent, (last, names_elsewhere.get(last, last)), names):
         return f"unknown key {key} {setting.place}: the nearest key is {near} (python -m chimera config lists all)"
     section = parent.removeprefix("pipeline.") if any(name.startswith(f"{parent}.") for name in names) else ""
     listed = f"config {section} lists the keys of {parent}" if section else "config lists all"
     return f"unknown key {key} {setting.place}: no key is like it (python -m chimera {listed})"
+
+
+def _refuse_secret(key: str, last: str, setting: Setting) -> None:
+    if SECRET_KEY.search(last):
+        raise ConfigError(
+            f"{key} {setting.place} looks like a secret: put it into the environment or .env "
+            "(.env.example lists the names), never into the configuration"
+        )
 
 
 def _nearest_key(section: str, last: Sequence[str], names: Sequence[str]) -> str | None:

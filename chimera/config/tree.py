@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from chimera.config.loader import ConfigSection, When, check_keys, effective, overlay, validate, without_effect
+from chimera.config.loader import AnyPath, ConfigSection, When, check_keys, effective, overlay, validate, without_effect
 from chimera.config.names_elsewhere import GONE, NAMES, OF_RUN, OPTIONS
 from chimera.config.pipeline import DEFAULT, SETTINGS_OF, PhaseSettings, Pipeline, PlainPhase, SettingsOf, algorithm_of
 from chimera.config.roles import DECIDER, GRADING, JUDGE, RolesConfig, expand
@@ -27,8 +27,11 @@ from chimera.config.trial import FROM_TRIAL, trial_sizes
 from chimera.core.errors import ConfigError, suggestion
 from chimera.core.files import check_utf8
 
-TAKEN = ("base", "final", "all", "ledger", "eval", "parts", "stages", "confusion")
-"""Names of stages, metrics and files. No phase may have such a name."""
+TAKEN = (
+    *("base", "final", "all", "ledger", "eval", "rollout", "protocols", "artifact"),
+    *("majority", "tfidf", "reader", "labels", "parts", "stages", "confusion", "tokens", "studies"),
+)
+"""Names of stages, baselines, metrics, plots and files. No phase may have such a name."""
 
 
 class Config(ConfigSection):
@@ -37,7 +40,7 @@ class Config(ConfigSection):
     seed: int = Field(
         default=0, ge=0, le=2**32 - 1, description="seed of everything random that has no seed of its own"
     )
-    runs_dir: Path = Field(default=Path("runs"), description="folder in which runs are kept")
+    runs_dir: AnyPath = Field(default=Path("runs"), description="folder in which runs are kept")
     data: DataConfig = DataConfig()
     models: dict[str, ModelConfig] = Field(default=dict(SLOTS), description="slots by free names")
     roles: RolesConfig = RolesConfig()

@@ -48,7 +48,8 @@ class NamedCode:
 
 def named_code(config: Config, work: Work) -> Iterator[NamedCode]:
     """The modules and programs that `config` names and `work` would run, except Chimera's own."""
-    if work == "training":
+    # The baseline of labels alone takes its settings from the phases, and so loads their algorithms.
+    if work == "training" or (work == "answers" and config.evaluation.labels):
         yield from _of_phases(config)
     for role, references in config.roles.references().items():
         for reference in references:

@@ -70,7 +70,8 @@ class Mapped:
 def _column(part: str, columns: Columns, table: Table) -> Any:
     """The column, or columns, of one part; raises DataError if it does not exist."""
     if columns is None:
-        usual = [name for name in USUAL[part] if name in table.columns]
+        names = [name for word in USUAL[part] for name in (word, *table.columns) if name.lower() == word]
+        usual = [name for name in names if name in table.columns]
         if usual or part not in REQUIRED:
             return usual[0] if usual else None
         names = " or ".join(map(repr, USUAL[part]))

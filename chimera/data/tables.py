@@ -122,7 +122,7 @@ def _csv_lines(file: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
 def _header(file: Path, delimiter: str) -> tuple[str, ...]:
     """The names of the columns; those without a name, which spreadsheets add, are left out."""
     number, fields = next(_csv_lines(file, delimiter), (0, []))
-    names = [name for name in fields if name.strip()]
+    names = [name.strip() for name in fields if name.strip()]
     if twice := [name for name in names if names.count(name) > 1]:
         raise DataError(f"{file}: line {number}: column {twice[0]!r} occurs twice; rename one of them")
     return tuple(names)
@@ -130,7 +130,7 @@ def _header(file: Path, delimiter: str) -> tuple[str, ...]:
 
 def _csv_rows(file: Path, delimiter: str) -> Iterator[TableRow]:
     lines = _csv_lines(file, delimiter)
-    _, names = next(lines, (0, []))
+    names = [name.strip() for name in next(lines, (0, []))[1]]
     for number, fields in lines:
         if len(fields) != len(names):
             raise DataError(
@@ -221,7 +221,9 @@ def _of_datasets(path: str, subset: str | None, split: str) -> Table:
 
     def rows(columns: Sequence[str]) -> Iterator[TableRow]:
         for number, values in enumerate(loaded.select_columns(list(columns)), 1):
-            named = {key: feature.int2str(values[key]) for key, feature in names.items() if values.get(key) is not None}
+            codes = {key: values[key] for key in names if values.get(key) is not None}
+            # -1 is what test sets of the hub have for a label that is not published.
+            named = {key: names[key].int2str(code) if code >= 0 else None for key, code in codes.items()}
             yield TableRow(f"row {number}", {**values, **named})
 
     return Table(path, tuple(loaded.column_names), rows)

@@ -90,7 +90,8 @@ class Dataset:
         """One line such as "generated tasks, levels 1-4, seed 0: 600 train / 200 validation / 200 test"."""
         test = f"{len(self.test)} {'official ' if self.official else ''}test"
         sizes = f"{len(self.train)} train / {len(self.validation)} validation / {test}"
-        return f"{SOURCE_NAMES[self.source]}, {self.origin}: {sizes}"
+        empty = self.source == "own" and not any(task.context for task in self.tasks)
+        return f"{SOURCE_NAMES[self.source]}, {self.origin}: {sizes}{', none with an abstract' if empty else ''}"
 
 
 def load(config: "DataConfig") -> Dataset:

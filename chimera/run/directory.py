@@ -36,7 +36,7 @@ from chimera.run.owner import EVALUATES
 LEDGER = "ledger.jsonl"
 LONGEST_NAME = 64
 SAFE_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{LONGEST_NAME - 1}}}")
-FIXED_ON_RESUME = ("seed", "data.", "models.", "society.", "tools.", "reward.", "gate.")
+FIXED_ON_RESUME = ("seed", "data.", "models.", "roles.", "society.", "tools.", "reward.", "gate.", "rollouts.judges")
 """Settings that a resumed run keeps. Other tasks, models or rewards would mix two experiments under one name."""
 
 FREE_ON_RESUME = (".ranks", ".shards", ".micro_batch_size", ".ppo_max_token_len_per_gpu", ".min_examples")
@@ -260,19 +260,7 @@ class Run:
         file, environment_file = self.path / "config.yaml", self.path / "environment.json"
         environment = describe_environment()
         if file.exists():
-            changed = differences(
-                effective(self.config), effective(config) | {"runs_dir": self.config.runs_dir.as_posix()}
-            )
-            begun = tuple(f"pipeline.{name}." for name in unfinished(self.events()) if self._has_work(name))
-            same = same_inputs(self.events(), config)
-            relevant = [key for key in changed if key not in same and not key.endswith(FREE_ON_RESUME)]
-            fixed = [key for key in relevant if key.startswith(FIXED_ON_RESUME + begun)]
-            if fixed:
-                named = first_few([f"{key}={changed[key][0]} (not {changed[key][1]})" for key in fixed])
-                raise RunError(
-                    f"run {self.name!r} was made with {named}: keep {'them' if len(fixed) > 1 else 'it'}, or take "
-                    "another name"
-                )
+            changed = self.changed(config)
             before = self.environment
             moved = differences(before, environment | {"created": before["created"]})
             self.ledger("resumed", changed=changed or None, environment=moved or None)
@@ -280,6 +268,24 @@ class Run:
             replace_file(environment_file, json.dumps(environment, indent=2) + "\n")
             self.ledger(CREATED, inputs=hash_inputs(config), temperature=config.evaluation.temperature)
         replace_file(file, to_yaml(redact_tree(effective(config))))
+
+    def changed(self, config: Config) -> dict[str, tuple[Any, Any]]:
+        """The settings that `config` changes, each with its value before and now.
+
+        Raises:
+            RunError: A resumed run keeps one of them.
+        """
+        changed = differences(effective(self.config), effective(config) | {"runs_dir": self.config.runs_dir.as_posix()})
+        begun = tuple(f"pipeline.{name}." for name in unfinished(self.events()) if self._has_work(name))
+        same = same_inputs(self.events(), config)
+        relevant = [key for key in changed if key not in same and not key.endswith(FREE_ON_RESUME)]
+        if fixed := [key for key in relevant if key.startswith(FIXED_ON_RESUME + begun)]:
+            named = first_few([f"{key}={changed[key][0]} (not {changed[key][1]})" for key in fixed])
+            raise RunError(
+                f"run {self.name!r} was made with {named}: keep {'them' if len(fixed) > 1 else 'it'}, or take another "
+                "name"
+            )
+        return changed
 
     def _has_work(self, phase: str) -> bool:
         """True if a phase has made what depends on its settings."""

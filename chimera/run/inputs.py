@@ -13,11 +13,8 @@ from chimera.config.tree import Config
 from chimera.core.errors import RunError
 from chimera.run.hashes import hash_artifact
 
-OF_FOLDER = (
-    *("*.safetensors", "*.json", "*.jinja", "additional_chat_templates/*.jinja"),
-    *("**/*.csv", "**/*.tsv", "**/*.jsonl", "**/*.parquet", "**/*.arrow"),
-)
-"""The files of a model's or a data set's folder that are read."""
+OF_MODEL = ("*.safetensors", "*.json", "*.jinja", "additional_chat_templates/*.jinja")
+"""The files of a model's folder that are read."""
 NO_FILES = ("generated", "hub", *BUNDLED, *NAMED)
 """Values of paths that name no file, though one of that name may lie in the current folder."""
 CREATED = "created"
@@ -29,7 +26,7 @@ def hash_inputs(config: Config) -> dict[str, str]:
     Raises:
         RunError: A file cannot be read.
     """
-    return {key: _hash(path) for key, path in _paths(config) if path.exists()}
+    return {key: _hash(key, path) for key, path in _paths(config) if path.exists()}
 
 
 def same_inputs(events: Iterable[Mapping[str, Any]], config: Config) -> set[str]:
@@ -73,7 +70,7 @@ def _recorded(events: Iterable[Mapping[str, Any]]) -> Mapping[str, str]:
 
 def _unlike(recorded: Mapping[str, str], paths: Mapping[str, Path]) -> Iterator[str]:
     for key, path in paths.items():
-        if key in recorded and path.exists() and _hash(path) != recorded[key]:
+        if key in recorded and path.exists() and _hash(key, path) != recorded[key]:
             yield (
                 f"{key}={path} is not what the run was made with, by the hash in its ledger: restore it, or make a "
                 "new run under another name"
@@ -94,9 +91,9 @@ def _paths(config: Config) -> Iterator[tuple[str, Path]]:
             yield key, Path(path).expanduser()
 
 
-def _hash(path: Path) -> str:
-    if not path.is_dir():
+def _hash(key: str, path: Path) -> str:
+    if not (path.is_dir() and key.startswith("models.")):
         return hash_artifact(path)
-    files = sorted(file for pattern in OF_FOLDER for file in path.glob(pattern))
+    files = sorted(file for pattern in OF_MODEL for file in path.glob(pattern))
     lines = "".join(f"{hash_artifact(file)}  {file.relative_to(path).as_posix()}\n" for file in files)
     return hashlib.sha256(lines.encode()).hexdigest()

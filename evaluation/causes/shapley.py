@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from chimera.config.tree import Config
-from evaluation.measures.metrics import Metric, Value, interval_settings, metrics_of, values_of
+from evaluation.measures.metrics import Metric, Value, interval_settings, measured, values_of
 from evaluation.measures.statistics import Mean, Numbers, bootstrap_mean, unseen_share
 from evaluation.records import coalitions
 from evaluation.records.coalitions import Coalition
@@ -81,7 +81,7 @@ def shares(study: Study) -> dict[str, Shares]:
     if study.config.evaluation.contributions != "shapley" or not plan.learned:
         return {}
     shares_by_metric: dict[str, Shares] = {}
-    for metric in metrics_of(study.config):
+    for metric in measured(study.config, *study.answers.values()):
         if metric.name in METRICS and metric.value is not None:
             worth = _worth(study, metric.value)
             if len(worth[frozenset()]):

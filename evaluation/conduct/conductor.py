@@ -223,7 +223,8 @@ class Conductor:
         tasks = {task.id: task for task in self._tasks()}
 
         async def answer(key: tuple[str, int]) -> list[BaselineAnswer]:
-            return [await label_answer(model, tasks[key[0]], key=GREEDY_JUNIOR, repeat=key[1])]
+            task = tasks[key[0]]
+            return [replace(await label_answer(model, task, key=GREEDY_JUNIOR, repeat=key[1]), goal=task.goal)]
 
         await self._make("baselines", "answers of the model of labels alone", self.labels_left(), answer)
 
@@ -307,9 +308,10 @@ class Conductor:
                 else:
                     shared |= {"first": request.first, "samples": request.samples}
                     answers = await single_agent(model, task, key=key, quotes=quotes, form=form, **shared)
-                temperature = stage.temperature if request.kind in SAMPLED else None
-                models = self.plan.without_roles(stage)
-                return [replace(reply, temperature=temperature, models=models) for reply in answers]
+                about: dict[str, Any] = {"models": self.plan.without_roles(stage), "goal": task.goal}
+                about["temperature"] = stage.temperature if request.kind in SAMPLED else None
+                about["tool_calls"] = self.config.evaluation.agent_tool_calls if request.kind == AGENT else None
+                return [replace(reply, **about) for reply in answers]
 
             await self._make("baselines", f"single calls, {stage.title}", self._unanswered(name), answer)
             votes = self._votes_left(name, stages)
@@ -412,7 +414,7 @@ class Conductor:
         }
 
     def _answered(self) -> list[BaselineAnswer]:
-        return baseline_answers(self.run, self.plan)
+        return baseline_answers(self.run, self.plan, self.config.evaluation.agent_tool_calls)
 
     def _keys(self) -> list[tuple[str, int]]:
         return [(task.id, repeat) for repeat in range(self.plan.repeats) for task in self.plan.tasks]

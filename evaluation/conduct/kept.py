@@ -121,6 +121,8 @@ class Kept:
             raise RunError(f"{self.name} waits for no verdict yet: continue it without --verdict")
         if confirmation := state.get("confirmation"):
             raise RunError(f"{self.name} has had its verdict, {confirmation['action']}: it cannot be given again")
+        if "final_evaluation" in state or state["final_decision"] not in self.config.society.confirm:
+            raise RunError(f"{self.name} waits for no verdict: {state['final_decision']} has taken effect without one")
         if reason := refused(verdict, state):
             raise RunError(f"{self.name}: {reason}")
         return state

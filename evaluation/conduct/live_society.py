@@ -177,6 +177,9 @@ class _Desk:
         self._log.found += sources
         self._decided = {name: value for name, value in state.items() if name.startswith("final_")}
         self._evidence = state.get("refined_hypothesis", {"evidence": []})["evidence"]
+        if self._library.rule and "final_decision" in state:
+            read = [*self._abstract, *(self._library.origins.of(tool, passage) for tool, passage in self._log.found)]
+            self.withheld = "final_withheld" in self._library.rule.apply(state, self._evidence, read)
 
     def step(self, node: str, written: Mapping[str, Any], slot: str | None) -> Step:
         self._number += 1

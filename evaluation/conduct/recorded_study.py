@@ -51,7 +51,7 @@ def load_study(run: Run, plan: Plan, settings: EvaluationConfig | None = None) -
         records, places = zip(*rows, strict=True)
         answers[stage.name] = StageAnswers(stage, records, places, len(failed_before.intersection(keys)))
     config = run.config if settings is None else run.config.model_copy(update={"evaluation": settings})
-    baseline_rows = baseline_answers(run, plan)
+    baseline_rows = baseline_answers(run, plan, config.evaluation.agent_tool_calls)
     baselines = [row for row in baseline_rows if row.sample == 0]
     baselines += counted(plan, answers, baseline_rows, consistency=with_consistency(config))
     auditor = (settings or run.config.evaluation).auditor.name
@@ -84,15 +84,17 @@ def _examined(run: Run, plan: Plan, answers: Mapping[str, StageAnswers], limit: 
     return tuple(cases)
 
 
-def baseline_answers(run: Run, plan: Plan) -> list[BaselineAnswer]:
-    """The recorded answers to the plan's tasks, without those of other models, temperatures or further repeats."""
-    tasks, models = {task.id for task in plan.tasks}, {stage.name: plan.without_roles(stage) for stage in plan.alone}
+def baseline_answers(run: Run, plan: Plan, tool_calls: int) -> list[BaselineAnswer]:
+    """The recorded answers to the plan's tasks, without those of other models, temperatures or further repeats, and of
+    agents with other than `tool_calls` tool calls."""
+    goals = {task.id: ("", task.goal) for task in plan.tasks}
+    models = {stage.name: plan.without_roles(stage) for stage in plan.alone}
     answers: dict[tuple[str, str, int, int], BaselineAnswer] = {}
     for answer in _side(run, plan, "baselines", BaselineAnswer):
         kind, _, stage = answer.baseline.partition("@")
         sampled = kind not in SAMPLED or answer.temperature == plan.final.temperature
-        alike = sampled and answer.models == models.get(stage, "")
-        if answer.task_id in tasks and answer.repeat < plan.repeats and alike:
+        alike = sampled and answer.models == models.get(stage, "") and answer.tool_calls in (None, tool_calls)
+        if answer.goal in goals.get(answer.task_id, ()) and answer.repeat < plan.repeats and alike:
             answers[answer.baseline, answer.task_id, answer.repeat, answer.sample] = answer
     return list(answers.values())
 

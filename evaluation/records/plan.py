@@ -111,7 +111,8 @@ def choose_stages(
             for stage in chosen
         ]
     if faults:
-        end = next((stage for stage in reversed(chosen) if stage.kind == "sequence"), stages[-1])
+        sequence = [stage for stage in chosen if stage.kind == "sequence"]
+        end = (sequence if len(sequence) > 1 else chosen)[-1]  # As `Plan.final`.
         share = f"{100 * faults:g}"
         title = f"{end.title}, {share} % of tool calls failing"
         chosen.append(replace(end, name=f"faults-{share}", own_name="", title=title, kind="faults", faults=faults))

@@ -48,8 +48,7 @@ def with_failed(run: Run, plan: Plan, stage: Stage) -> tuple[Recorded, set[tuple
             if data["task_id"] not in tasks or data["repeat"] >= plan.repeats:
                 continue
             record, task = RolloutRecord.load(data), tasks[data["task_id"]]
-            # A failed rollout has no outputs, so its question is unknown.
-            goal = record.outputs.get("research_goal", task.goal)
+            goal = record.goal or record.outputs.get("research_goal", task.goal)
             same_task = (record.source, goal) == (plan.source, task.goal)
             if dict(record.policy_versions) != dict(stage.versions) or not same_task:
                 continue

@@ -111,6 +111,7 @@ class RolloutRecord:
     """The durable record of one rollout: one JSON line in the run's `rollouts/<phase>.jsonl`.
 
     Attributes:
+        goal: The question; empty in records of earlier versions.
         options: Names of the answers to choose from; empty if they are yes, no and maybe.
         answer: The society's answer to the question; None if the rollout failed.
         decision: Whether the protocol may run; None if the rollout failed.
@@ -135,6 +136,7 @@ class RolloutRecord:
     answer: Label | None
     decision: Decision | None
     reward: float | None
+    goal: str = ""
     options: list[Label] = field(default_factory=list)
     veto: str | None = None
     parts: dict[str, float | None] = field(default_factory=dict)
@@ -175,6 +177,7 @@ class RolloutRecord:
             status="succeeded" if outcome.error is None else "failed",
             error=outcome.error,
             label=rollout_input.task.label,
+            goal=rollout_input.task.goal,
             options=[option.name for option in rollout_input.task.options],
             answer=outputs.get("final_answer"),
             decision=outputs.get("final_decision"),

@@ -205,6 +205,8 @@ class BaselineAnswer:
         sample: Number of the call among calls with the same prompt, from 0. Calls after the first only vote.
         temperature: At which the model was sampled; None for the slot's own, and for answers that are not sampled.
         models: The versions of the models that answer without roles; "" if the baseline uses none.
+        goal: The question; empty in records of earlier versions, and for answers that are not recorded.
+        tool_calls: The `evaluation.agent_tool_calls` with which an agent answered.
     """
 
     baseline: str
@@ -218,6 +220,8 @@ class BaselineAnswer:
     sample: int = 0
     temperature: float | None = None
     models: str = ""
+    goal: str = ""
+    tool_calls: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ from evaluation.measures.metrics import (
     answer_metrics,
     answers_by_baseline,
     answers_of,
+    measured,
     metrics_of,
     outcomes,
     stage_metrics,
@@ -110,7 +111,9 @@ def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
             }
             for name, answers in study.answers.items()
         },
-        "outcomes": {name: _outcome(answers, metrics, plan.labels) for name, answers in study.answers.items()},
+        "outcomes": {
+            name: _outcome(answers, measured(config, answers), plan.labels) for name, answers in study.answers.items()
+        },
         "comparisons": {pair: {name: row.dump() for name, row in rows.items()} for pair, rows in compared.items()},
         "pairs": {pair: _pairs(study, *pair.split(":")) for pair in compared},
         "ablation": _ablation(plan, compared, config),

@@ -204,7 +204,7 @@ class _Recorded:
                 queues.setdefault((call.role, call.visit), []).append(call)
         valid = {
             (use["role"], use["visit"], use["tool"], use["arguments"]): bool(use["valid"])
-            for use in tools
+            for use in reversed(tools)  # Only the first of equal calls reached the tool.
             if use.get("kind") == "ToolUse"
         }
         error = (record.outputs.get("final_evaluation") or {}).get("error")
@@ -236,7 +236,7 @@ class _Recorded:
                 if "error" in content:
                     valid = self.valid.get((*visit, name, arguments), False)
                     return ToolResult(name, ok=False, error=content["error"], valid=valid)
-                shown = [*content["results"], *self._read_apart(visit)]
+                shown = [*content["results"], *(self._read_apart(visit) if content["results"] else ())]
                 passages = tuple(Passage(source["id"], "", passage_text(source)) for source in shown)
                 return ToolResult(name, ok=True, passages=passages, note=content.get("note"))
         raise RunError(f"{visit[0]}, visit {visit[1]}: its trace has no result of {name} with {arguments}")

@@ -106,7 +106,7 @@ def pairs_of(runs: Sequence[SeedRun]) -> list[Pair]:
     """The comparisons: the whole run, each phase in the sequence, each alone, each baseline with the final stage, and
     the baseline that divides the evidence also for each number of studies."""
     phases = list(dict.fromkeys(phase for run in runs for phase in run.phases if phase in run.learning))
-    baselines = dict.fromkeys(name for run in runs for name in run.report["baselines"])
+    baselines = dict.fromkeys(name for run in runs for name in run.baselines)
     steps = zip([BASE, *phases], phases, strict=False)
     counts = sorted({task.get("studies") or 0 for run in runs for task in run.report["plan"]["tasks"]} - {0})
     dividing = [name for name in baselines if name.partition("@")[0] == MAP_REDUCE and len(counts) > 1]
@@ -160,7 +160,7 @@ def _row(pair: Pair, runs: Sequence[SeedRun], metric: str, settings: Mapping[str
     """One metric of a comparison over `runs`; None if a run has no value of it on any task."""
     groups = by_data_seed(runs)
     if metric == MACRO_F1:
-        if pair.kind == "baseline":
+        if pair.kind == "baseline" or any(_silent(run, name) for run in runs for name in (pair.before, pair.after)):
             return None
         arrays = [np.stack(rows) for group in groups.values() if (rows := _f1_rows(pair, group))]
         return _figures(groups, arrays, _f1_difference, _f1_side, settings, None)
@@ -175,6 +175,11 @@ def _row(pair: Pair, runs: Sequence[SeedRun], metric: str, settings: Mapping[str
     improvement = probability_of_improvement(*zip(*matrices, strict=True))
     interval = crossed_interval(improvement, [array.shape[:2] for array in arrays], **_bootstrap(settings))
     return {**row, "improvement": interval.within(0.0, 1.0).dump()}
+
+
+def _silent(run: SeedRun, name: str) -> bool:
+    """True if all rollouts of a stage failed, so that nothing was answered."""
+    return not {*run.answers(_stage(run, name)).values()} - {None}
 
 
 def _figures(

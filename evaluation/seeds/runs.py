@@ -82,11 +82,8 @@ class SeedRun:
 
     @cached_property
     def learning(self) -> set[str]:
-        """The phases in the report that learned a policy, whether it stayed live or not."""
-        alone = {
-            stage["name"].removeprefix(ALONE) for stage in self.report["plan"]["stages"] if stage["kind"] == "alone"
-        }
-        return {*self.sequence, *self.rolled_back, *alone} - {BASE}
+        """The phases that learned a policy, whether it stayed live or not."""
+        return {*self.report["plan"]["learned"], *self.rolled_back}
 
     @cached_property
     def learned(self) -> dict[str, Policy]:
@@ -121,7 +118,7 @@ class SeedRun:
         if name not in self.rolled_back:
             return None
         place = self.phases.index(name)
-        earlier = [phase for phase in self.phases[:place] if phase in {*self.sequence, *self.rolled_back}]
+        earlier = [phase for phase in self.phases[:place] if phase in self.learning]
         return self.stage(earlier[-1] if earlier else BASE)
 
     def _alone(self, name: str) -> str | None:
@@ -145,9 +142,22 @@ class SeedRun:
         """A baseline's share of right answers to each task that it was asked; empty if the report lacks the baseline.
 
         A report stores them together with those of its last stage.
+
+        Args:
+            name: As in `baselines`. If the end has the base's models, its baselines are named by the base.
         """
-        pairs = [rows for pair, rows in self.report["pairs"].items() if pair.partition(":")[0] == name]
+        kind, _, stage = name.partition("@")
+        names = [f"{kind}@{self.stage(FINAL)}", f"{kind}@{BASE}"] if stage == FINAL else [name]
+        pairs = [rows for own in names for pair, rows in self.report["pairs"].items() if pair.partition(":")[0] == own]
         return {(task, 0): fit for task, _, _, fit, _ in pairs[0] if fit is not None} if pairs else {}
+
+    @property
+    def baselines(self) -> list[str]:
+        """Its baselines, those of the end's models with "@final": the phase by which the end is called may differ
+        from run to run."""
+        end = self.stage(FINAL)
+        parts = [name.partition("@") for name in self.report["baselines"]]
+        return [f"{kind}@{FINAL}" if stage == end != BASE else f"{kind}{at}{stage}" for kind, at, stage in parts]
 
 
 NEEDED = ("run", "settings", "plan", "metrics", "outcomes", "baselines", "pairs", "written")

@@ -122,6 +122,8 @@ def _unlike_task(record: RolloutRecord, seed: int, task: ResearchTask) -> Iterat
     for name, value in stated.items():
         if getattr(record, name) != value:
             yield f"its {name} is {getattr(record, name)!r}, but must be {value!r}"
+    if (record.status == "failed") != (record.error is not None):
+        yield f"its status is {record.status!r}, but its error is {record.error!r}"
     final = {"answer": "final_answer", "decision": "final_decision", "veto": "final_veto"}
     for name, key in final.items():
         if getattr(record, name) != record.outputs.get(key):
@@ -129,7 +131,10 @@ def _unlike_task(record: RolloutRecord, seed: int, task: ResearchTask) -> Iterat
 
 
 def _unlike_stage(record: RolloutRecord, stage: Stage) -> Iterator[str]:
-    """A sentence if the chooser of the hypothesis differs from the stage's: its policy or the supervisor's model."""
+    """Sentences about models, and a chooser of the hypothesis, that are not the stage's."""
+    for slot, versions in record.weights_versions.items():
+        if versions != [stage.versions.get(slot)]:
+            yield f"{slot} answered as {', '.join(versions)}, but {stage.name} has {stage.versions.get(slot)}"
     expected = next((policy.version for policy in stage.policies if policy.part == "choice"), BY_MODEL)
     for selection in (record.outputs.get("selection") or {}, *record.outputs.get("choices", ())):
         policy = selection.get("policy", expected)
@@ -153,15 +158,14 @@ async def _unlike_trace(
     `begin` gives the start of a rollout that went on from a recorded one; None: it is a whole rollout.
     """
     if record.trace is None:
-        lost = record.status == "failed" and record.seconds is None
-        return ([] if lost else ["it has no trace"]), False
+        return ["it has no trace"], False
     try:
         trace = spans.read(folder / record.trace)
         reported = last_outcome(trace)
     except (ChimeraError, ValueError, TypeError) as error:
         return [str(error)], False
     if reported is None:
-        return ([] if record.seconds is None else [f"{record.trace} holds no outcome"]), False
+        return [f"{record.trace} holds no outcome"], False
     attempt, outcome = reported
     problems = [
         f"its {name} differs from that in {record.trace}"

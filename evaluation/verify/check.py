@@ -16,6 +16,7 @@ from typing import Any
 from chimera.core.errors import ChimeraError, RunError
 from chimera.run.chain import Entry, read_chain
 from chimera.run.directory import LEDGER, Run
+from chimera.run.environment import describe_code
 from chimera.run.hashes import hash_artifact
 from chimera.run.inputs import changed_inputs
 from chimera.run.policies import WENT_LIVE
@@ -160,6 +161,9 @@ def _computed(report: Mapping[str, Any], evaluated: Evaluated, run: RunThen, fil
         problems += [*checked.problems, *repaired.problems, *again.scores(study), *again.baselines(study, dataset)]
     except ChimeraError as error:
         return Verification([*problems, f"the run does not give this report: {error}"])
+    commit, current = evaluated.written.get("commit"), describe_code()["commit"]
+    if problems and commit != current:
+        problems.append(f"commit {commit} made the report, and this is {current}: verify it with that one")
     rollouts, replayed = checked.rollouts + repaired.rollouts, checked.replayed + repaired.replayed
     return Verification(problems, rollouts=rollouts, replayed=replayed)
 

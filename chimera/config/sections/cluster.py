@@ -1,12 +1,11 @@
 """Work on other machines."""
 
 import ipaddress
-from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from chimera.config.loader import ConfigSection, When
+from chimera.config.loader import AnyPath, ConfigSection, When
 
 ON_RAY = When.set("address")
 
@@ -28,7 +27,7 @@ class ClusterConfig(ConfigSection):
         description="Ray cluster that the ranks of `ppo` are placed on, and the actors of rollouts.on=ray: HOST:PORT "
         "of its head, or auto for the one that this machine is a node of; null: this machine only",
     )
-    token_file: Annotated[Path | None, ON_RAY] = Field(
+    token_file: Annotated[AnyPath | None, ON_RAY] = Field(
         default=None,
         description="file with the token of that cluster (RAY_AUTH_MODE=token), mode 600; null: it asks for none",
     )

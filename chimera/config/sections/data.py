@@ -1,11 +1,10 @@
 """The section `data`: where tasks come from, which columns hold what, which answers they offer, and the split."""
 
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from chimera.config.loader import ConfigSection, When
+from chimera.config.loader import AnyPath, ConfigSection, When
 
 GENERATED, HUB = "generated", "hub"
 FAILED = "none"
@@ -92,7 +91,7 @@ class DataConfig(ConfigSection):
         default="train", min_length=1, description="hub and folders: which split to take, such as train or train+test"
     )
     seed: int = Field(default=0, ge=0, le=2**32 - 1, description="seed of the generator and of the split")
-    test_ids: Annotated[Path | None, IF_REAL] = Field(
+    test_ids: Annotated[AnyPath | None, IF_REAL] = Field(
         default=None, description="file of the test tasks' ids, such as PubMedQA's official 500"
     )
     validation_share: float = Field(

@@ -1,11 +1,10 @@
 """The tools' back ends, and MCP servers."""
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from chimera.config.loader import ConfigSection, When
+from chimera.config.loader import AnyPath, ConfigSection, When
 from chimera.config.sections.models import HttpAddress, VariableName
 
 
@@ -59,7 +58,7 @@ class ToolsConfig(ConfigSection):
         description="retracted articles, articles with an expression of concern, and trials that were withdrawn or "
         "stopped for a stated reason: omit only says that there is one, mark also shows its text; neither is evidence",
     )
-    database: Path | None = Field(
+    database: AnyPath | None = Field(
         default=None, description="SQLite file of proteins and GO terms; the shipped seed otherwise"
     )
     mcp: dict[str, McpServer] = Field(default={}, description="MCP servers by free names")

@@ -55,7 +55,10 @@ def make_run(seed, data_seed=0, *, back=()):
     report = {
         "run": {"phases": ["gather", "sft", "ppo"], "rolled_back": list(back)},
         "settings": {"confidence": 0.95, "resamples": 400, "seed": seed},
-        "plan": {"tasks": planned, "stages": stages, "split": "test", "data": f"generated tasks, seed {data_seed}"},
+        "plan": {
+            **{"tasks": planned, "stages": stages, "split": "test", "data": f"generated tasks, seed {data_seed}"},
+            "learned": dict.fromkeys(live),
+        },
         "metrics": METRICS,
         "outcomes": {one["name"]: outcome(generator, 0.1 * place) for place, one in enumerate(stages)},
         "baselines": {"tfidf": {}},
@@ -123,7 +126,11 @@ def test_the_first_phase_alone_is_the_stage_after_it():
 def test_what_was_rolled_back_counts_as_what_stayed_live():
     """Leaving these runs out would show only the seeds with which a phase did well."""
     runs = [make_run(0), make_run(1, back=("ppo",)), make_run(2, back=("sft", "ppo"))]
+    for report, last in zip((run.report for run in runs), ("ppo", "sft", "base"), strict=True):
+        report["baselines"] = {f"greedy@{last}": {}}
+        report["pairs"] = {f"greedy@{last}:{last}": report["pairs"][f"tfidf:{last}"]}
     study = build(runs)
+    assert comparison(study, "greedy@final", "final")["runs"] == [run.name for run in runs]
     assert comparison(study, "base", "final")["runs"] == [run.name for run in runs]
     step = comparison(study, "sft", "ppo")
     assert step["rolled_back"] == ["data0-seed1", "data0-seed2"]
@@ -135,6 +142,14 @@ def test_what_was_rolled_back_counts_as_what_stayed_live():
     assert comparison(study, "base", "only-ppo")["metrics"]["alignment"]["per_run"][1]["mean"] == 0
     assert "rolled back in 2 of 3 runs" in markdown.render(document(study))
     assert any("counts as what stayed live" in note for note in notes(study))
+
+
+def test_without_the_stages_between_no_phase_is_said_to_have_given_all():
+    runs = [make_run(0), make_run(1)]
+    for plan in (run.report["plan"] for run in runs):
+        plan["stages"] = [one for one in plan["stages"] if one["name"] in ("base", "ppo")]
+    kinds = [(row["before"], row["after"], row["kind"]) for row in build(runs)["comparisons"]]
+    assert kinds == [("base", "final", "whole"), ("tfidf", "final", "baseline")]
 
 
 def test_a_comparison_that_a_report_lacks_says_so():
@@ -157,7 +172,7 @@ def test_a_baseline_is_compared_by_its_answers_and_one_that_divides_also_for_eac
         assert {name: figures["difference"]["tasks"] for name, figures in row.items()} == {"alignment": len(places)}
         assert row["alignment"]["difference"]["value"] == pytest.approx(fmean(gains))
     runs[2].report["plan"]["tasks"] = [{**task, "studies": 4} for task in runs[2].report["plan"]["tasks"]]
-    lacking = [row["without"] for row in build(runs)["comparisons"] if row["before"] == "mapreduce@ppo"]
+    lacking = [row["without"] for row in build(runs)["comparisons"] if row["before"] == "mapreduce@final"]
     assert lacking == [[], [], ["data0-seed2"]]
 
 
