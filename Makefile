@@ -4,7 +4,7 @@
 # make test-all   also what starts whole commands, runs and teams of processes; .ci/run does this
 # make bench   runs every benchmark, some ten minutes;  make bench ARGS=--tiny shows in one minute that they run
 # make docs    builds the pages of docs/ into build/docs/index.html, and refuses broken links
-# make real-size   serves and trains a model of Qwen2.5-0.5B's size with random weights: 13 GiB of memory, some minutes
+# make real-size   serves and trains a model of Qwen2.5-0.5B's size with random weights: 11 GiB of memory, some minutes
 # make picture REPORT=runs/NAME/report   puts a report's pictures of whether a team pays into docs/images/: pays.png, studies.png
 # make notebooks   runs the notebooks again, outputs and all: the second shows the latest run that has a report, the third trains one
 # Variables: PYTHON (3.11 or 3.12), VENV, TORCH_INDEX (package index to take torch from, such as one with CPU builds),

@@ -238,7 +238,7 @@ def vllm(folder: Path, load: Load, serving: ServingConfig, dtype: Precision) -> 
     from chimera.processes.children import stop
     from chimera.serving.client import Endpoint
     from chimera.serving.vllm.engine import SERVED, start_engine
-    from chimera.serving.vllm.ready import ServerPlace, wait_for
+    from chimera.serving.vllm.replicas import ServerPlace, wait_for
 
     model = ModelConfig(kind="vllm", path=str(folder), dtype=dtype, python=load.vllm, cache_gib=0.5)
     with tempfile.TemporaryDirectory(dir="/tmp") as short:

@@ -31,17 +31,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 def usage() -> str:
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {line}" for name, (_, line) in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: python -m chimera COMMAND ...",
-            "",
-            "A society of nine LLM scientists on PubMedQA; each role learns by its own algorithm.",
-            "",
-            *lines,
-            "",
-            "python -m chimera COMMAND --help tells what a command takes.",
-        ]
+    lines = "\n".join(f"  {name:<{width}}  {line}" for name, (_, line) in COMMANDS.items())
+    return (
+        "usage: python -m chimera COMMAND ...\n\nA society of nine LLM scientists on PubMedQA; each role learns by its "
+        f"own algorithm.\n\n{lines}\n\npython -m chimera COMMAND --help tells what a command takes."
     )
 
 

@@ -351,7 +351,7 @@ def _measured(run: "Run") -> str:
     from chimera.run.policies import live
     from chimera.run.seals import checked
 
-    right = None
+    right, report = None, {}
     if (run.path / "report" / "report.json").exists():
         report = read_json_object(checked(run, "report") / "report.json")
         versions = {policy.version for policy in live(run.events()).values()}

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from training.learning.fine_tuning import TuneSettings
     from training.watch.view import View
 
-READS = ("evaluation", "serving", "rollouts", "telemetry", "data", "runs_dir")
+READS = (
+    *("evaluation", "serving", "telemetry", "data", "runs_dir"),
+    *(f"rollouts.{name}" for name in ("concurrency", "on", "actors", "timeout_s", "retries", "pause_s", "exploration")),
+)
 """Settings that may differ from the run's. Society, models and rewards may not: they are evaluated."""
 
 PROBLEMS_SHOWN = 50
@@ -143,23 +146,21 @@ def _parser() -> argparse.ArgumentParser:
 
 def _open(arguments: argparse.Namespace) -> "tuple[Run, Config]":
     """The run and its configuration, with the overrides of the command line."""
+    from chimera.config.loader import within
     from chimera.config.tree import load_config
     from chimera.run.directory import Run
 
     overrides = [*arguments.overrides, *_judge_settings(arguments.judge)]
     for override in overrides:
         key = override.partition("=")[0].strip()
-        if key.partition(".")[0] not in READS:
+        if within(key, READS) is None:
             raise ConfigError(
                 f"{key} cannot be changed here, because it is part of what is evaluated: only {', '.join(READS)} can"
             )
     folders = [override for override in overrides if override.partition("=")[0].strip() == "runs_dir"]
     runs_dir = load_config(None, folders, own_question=True).runs_dir
     run = Run.open(arguments.run, runs_dir) if arguments.run else Run.latest(runs_dir)
-    config = load_config(run.config_file, overrides, recorded=True)
-    if config.rollouts.judges != run.config.rollouts.judges:
-        raise ConfigError("rollouts.judges cannot be changed here, because it is part of what is evaluated")
-    return run, config
+    return run, load_config(run.config_file, overrides, recorded=True)
 
 
 def _judge_settings(judge: str | None) -> list[str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from chimera.config.arguments import add_config_arguments, config_from
 from chimera.core.cli import parse_arguments
 from chimera.core.errors import ConfigError
+from chimera.show.blocks import spaced
 from chimera.show.graph import END, START, Box, Diagram, Edge, Group, draw, loops
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def diagram(config: "Config | None" = None) -> Diagram:
         **({} if shape.refine else {REFINER: "passes it on"}),
     }
     boxes = tuple(
-        Box(name, _words(name), captions.get(name, ""), slots[players.get(name, JUDGE)])
+        Box(name, spaced(name), captions.get(name, ""), slots[players.get(name, JUDGE)])
         for name in graph.nodes
         if name not in (START, END)
     )
@@ -109,11 +110,6 @@ def main(argv: list[str]) -> int | None:
     for ending in ("png", "svg", "mmd"):
         print(folder / f"society.{ending}")
     return None
-
-
-def _words(name: str) -> str:
-    """A node's name as words: 'HypothesisRefiner' gives 'Hypothesis Refiner'."""
-    return "".join(f" {letter}" if letter.isupper() and place else letter for place, letter in enumerate(name))
 
 
 if __name__ == "__main__":

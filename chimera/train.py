@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int | None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="a trial of all phases: the sizes of the configuration are lowered to about a minute of processor time; "
+        help="a trial of all phases: the sizes of the configuration are lowered to one to three minutes on two cores; "
         "its figures mean little",
     )
     add_trust_argument(parser)
@@ -60,8 +60,7 @@ def main(argv: list[str]) -> int | None:
     from chimera.config.trust import options_to_use
     from chimera.core.machine import allow_files
     from chimera.core.secrets import load_secrets
-    from chimera.data.guidance import check_guidance
-    from chimera.data.tasks import load
+    from chimera.data.tasks import check_guidance, load
     from chimera.run.chain import head
     from chimera.run.directory import LEDGER, TRIAL, Run, is_trial
     from chimera.run.seals import seal
@@ -102,9 +101,8 @@ def main(argv: list[str]) -> int | None:
         print(f"warning: {toy}", flush=True)
     if arguments.check:
         if arguments.resume and (config.runs_dir / name / "config.yaml").exists():
-            run = Run.open(name, config.runs_dir)
-            run.changed(config)
-            check_ids(run, config, dataset)
+            Run.open(name, config.runs_dir).changed(config)
+            check_ids(Run.open(name, config.runs_dir), config, dataset)
         print(f"nothing was started: {', '.join(names)} can run on {dataset.describe()}")
         print(at_most(phases, config))
         return 0
@@ -131,7 +129,7 @@ def main(argv: list[str]) -> int | None:
             raise
         print(f"ledger: last hash {head(run.path / LEDGER)} (publish it, and a rebuilt history is seen)")
         if trial:
-            print(f"{TRIAL}: python -m chimera.train makes a run whose figures mean more")
+            print(f"{TRIAL}; the same command without --quick makes a run whose figures mean more")
         print_next(after_training(run.name, config.runs_dir, options_to_use(config)))
     return 0
 

@@ -7,20 +7,13 @@ from pydantic import ValidationError
 
 from chimera.config.sections.graph import GraphConfig
 from chimera.core.errors import RunError
-from chimera.core.files import replace_file
 
-FILE = "graph.json"
+FILE: str = "graph.json"
 
 
 def dump(graph: GraphConfig) -> str:
     """A graph as JSON text; equal graphs give equal text."""
     return graph.model_dump_json(indent=2) + "\n"
-
-
-def save(graph: GraphConfig, folder: Path) -> None:
-    """Write `graph` into `folder`, which is made; a file that is there is replaced as a whole."""
-    folder.mkdir(parents=True, exist_ok=True)
-    replace_file(folder / FILE, dump(graph))
 
 
 @lru_cache(maxsize=64)

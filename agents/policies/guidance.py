@@ -9,9 +9,8 @@ from pydantic import TypeAdapter, ValidationError
 from agents.context import Guided
 from chimera.config.sections.society import Guidance
 from chimera.core.errors import RunError
-from chimera.core.files import replace_file
 
-FILE = "guidance.json"
+FILE: str = "guidance.json"
 _GUIDED = TypeAdapter(dict[str, Guidance])
 
 
@@ -19,12 +18,6 @@ def dump(guidance: Guided) -> str:
     """Guidance as JSON text: the fields that are not empty, by role; equal guidance gives equal text."""
     fields = {role: guidance[role].given() for role in sorted(guidance) if guidance[role].given()}
     return json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
-
-
-def save(guidance: Guided, folder: Path) -> None:
-    """Write `guidance` into `folder`, which is made; a file that is there is replaced as a whole."""
-    folder.mkdir(parents=True, exist_ok=True)
-    replace_file(folder / FILE, dump(guidance))
 
 
 @lru_cache(maxsize=64)

@@ -6,7 +6,7 @@ any time.
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,32 +15,6 @@ Array = NDArray[np.floating[Any]]
 
 DRAWS = 2000
 """Posterior draws from which the probabilities of one choice are estimated."""
-
-
-class RewardModel(Protocol):
-    """Predicts the reward of an action from its row phi(x, a)."""
-
-    def scale_to(self, rewards: Array) -> None:
-        """Take note of the range of `rewards`, before learning from them or from targets computed from them."""
-        ...
-
-    def learn(self, rows: Array, rewards: Array, weights: Array) -> None:
-        """Learn from rows (n, d) with rewards (n,); weights (n,) say how many rows each row counts as."""
-        ...
-
-    def predict(self, rows: Array) -> Array:
-        """Expected rewards (n,) of rows (n, d)."""
-        ...
-
-    def probabilities(self, rows: Array) -> Array:
-        """Probabilities (K,) of the K actions of one choice, given their rows (K, d)."""
-        ...
-
-    def state(self) -> dict[str, Array]:
-        """Everything learned, as arrays."""
-        ...
-
-    def restore(self, state: Mapping[str, Array]) -> None: ...
 
 
 class LinearThompson:
@@ -68,6 +42,7 @@ class LinearThompson:
         """Do nothing: the posterior uses rewards unscaled."""
 
     def learn(self, rows: Array, rewards: Array, weights: Array) -> None:
+        """Learn from rows (n, d) with rewards (n,); weights (n,) say how many rows each row counts as."""
         weighted = rows * (weights / self._noise)[:, None]
         self._precision += weighted.T @ rows
         self._moment += weighted.T @ rewards
@@ -179,3 +154,7 @@ class SoftLogistic:
     def restore(self, state: Mapping[str, Array]) -> None:
         self._scale, self._coefficients = state["scale"], state["coefficients"]
         self._intercept, self._calls = state["intercept"], int(state["calls"][0])
+
+
+RewardModel = LinearThompson | SoftLogistic
+"""Predicts the reward of an action from its row phi(x, a)."""

@@ -162,9 +162,14 @@ class Session:
         client = await self._connected()
         try:
             return await client.call_tool(name, arguments)
-        except Exception:
-            if self._client is not None and self._client.done() and self._client.result() is client:
-                await self.close()  # It may be broken, and opening another costs little.
+        except Exception as error:
+            from mcp import MCPError
+            from mcp.types import CONNECTION_CLOSED, INVALID_REQUEST
+
+            # A session that answers is whole, and others are calling through it. An unknown session is invalid.
+            whole = isinstance(error, MCPError) and error.code not in (CONNECTION_CLOSED, INVALID_REQUEST)
+            if not whole and self._client is not None and self._client.done() and self._client.result() is client:
+                await self.close()
             raise
 
     async def close(self) -> None:

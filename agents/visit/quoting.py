@@ -15,7 +15,7 @@ from langchain_core.utils.json_schema import dereference_refs
 from agents.findings import MOST_FINDINGS, Findings
 from agents.roles import Role
 from agents.schemas import MAX_QUOTE, Answer, Hypothesis
-from agents.tools.text.excerpts import GAP, cut, split_sentences
+from agents.tools.text.excerpts import GAP, PARAGRAPH, cut, split_sentences
 from agents.visit.prompting import Message, read_payload, response_format, schema_format, schema_in
 from chimera.config.sections.society import Quotes
 from chimera.core.quotes import MIN_QUOTE_WORDS, missing_quotes
@@ -36,8 +36,9 @@ def texts_read(messages: Iterable[Message]) -> list[str]:
     for message in messages:
         passages = passages_in(message)
         texts += [passage_text(passage) for passage in passages]
-        if not passages and isinstance(handed := read_payload(message).get("hypothesis"), dict):
-            texts += handed["evidence"]
+        payload = read_payload(message)
+        for hypothesis in () if passages else (payload.get("hypothesis"), *(payload.get("hypotheses") or ())):
+            texts += hypothesis["evidence"] if isinstance(hypothesis, dict) else ()
     return list(dict.fromkeys(texts))
 
 
@@ -49,7 +50,7 @@ def passages_in(message: Message) -> list[dict[str, Any]]:
 
 def passage_text(passage: Mapping[str, Any]) -> str:
     """The text of a passage in a prompt: {"id", "text"}, or {"id", "sentences": {number: sentence}}."""
-    return passage["text"] if "text" in passage else " ".join(passage["sentences"].values())
+    return passage["text"] if "text" in passage else PARAGRAPH.join(passage["sentences"].values())
 
 
 def sentences(texts: Iterable[str]) -> list[str]:
@@ -58,7 +59,7 @@ def sentences(texts: Iterable[str]) -> list[str]:
     Headings do not count as sentences. Fragments that are too short to be evidence are left out. Sentences longer than
     `MAX_QUOTE` are cut between words.
     """
-    parts = (sentence.text.removeprefix(GAP).strip() for text in texts for sentence in split_sentences(text))
+    parts = (sentence.text.replace(GAP, "").strip() for text in texts for sentence in split_sentences(text))
     cuts = (cut(part, MAX_QUOTE) for part in parts if count_words(part) >= MIN_QUOTE_WORDS)
     return list(dict.fromkeys(cuts))
 

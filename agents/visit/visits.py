@@ -61,6 +61,9 @@ async def visit(
     attributes = {"role": role.name, "model": context.slots[role.name], "visit": number, "attempt": attempt}
     with context.operation(role.name, attributes):
         guidance = context.told(role.name)
+        # A task from which examples were learned must not be shown its own answer.
+        others = tuple(example for example in guidance.examples if example.get("goal") != state["research_goal"])
+        guidance = guidance.model_copy(update={"examples": others})
         shown = {**guidance.payload(), **inputs, "sources": quotable(inputs.get("sources"), context.config.quotes)}
         guided = replace(role, prompt=guidance.prompt) if guidance.prompt else role
         messages = opening(guided, state["research_goal"], options=state.get("options"), **shown)

@@ -16,10 +16,8 @@ from pydantic.fields import FieldInfo
 from chimera.config.source import Setting
 from chimera.core.errors import ConfigError, likeness
 
-NAMES_A_SECRET = ("_name", "_env", "_file", "_path")
-"""How a key ends that says where a secret is, such as a provider's `credentials_profile_name`."""
 SECRET_KEY = re.compile(r"api_?key|token$|secret|passw|credential", re.IGNORECASE)
-"""Matches the last part of an unknown key if its value is probably a secret."""
+"""Matches the last part of a key if its value is probably a secret."""
 ALIKE = 0.7
 """How alike the last part of an unknown key and that of a valid one must be for it to be named."""
 
@@ -278,9 +276,8 @@ def check_keys(
     checked: dict[str, Setting] = {}
     for key, setting in settings.items():
         if key in names or within(key, mappings):
-            last = key.rpartition(".")[2]
-            if key not in names and isinstance(setting.value, str) and not last.endswith(NAMES_A_SECRET):
-                _refuse_secret(key, last, setting)
+            if key not in names and isinstance(setting.value, str):
+                _refuse_secret(key, setting)
             checked[key] = setting
         elif any(name.startswith(f"{key}.") for name in names):
             if setting.value not in (None, {}):
@@ -320,7 +317,7 @@ def _unknown(key: str, setting: Setting, names: list[str], names_elsewhere: Mapp
     parent, _, last = key.rpartition(".")
     if parent in names:
         return f"{parent} {setting.place} takes one value, it has no key {last}"
-    _refuse_secret(key, last, setting)
+    _refuse_secret(key, setting)
     if near := _nearest_key(parent, (last, names_elsewhere.get(last, last)), names):
         return f"unknown key {key} {setting.place}: the nearest key is {near} (python -m chimera config lists all)"
     section = parent.removeprefix("pipeline.") if any(name.startswith(f"{parent}.") for name in names) else ""
@@ -328,8 +325,9 @@ def _unknown(key: str, setting: Setting, names: list[str], names_elsewhere: Mapp
     return f"unknown key {key} {setting.place}: no key is like it (python -m chimera {listed})"
 
 
-def _refuse_secret(key: str, last: str, setting: Setting) -> None:
-    if SECRET_KEY.search(last):
+def _refuse_secret(key: str, setting: Setting) -> None:
+    last = key.rpartition(".")[2]
+    if SECRET_KEY.search(last) and not last.endswith(("_name", "_env", "_file", "_path")):  # Where a secret is.
         raise ConfigError(
             f"{key} {setting.place} looks like a secret: put it into the environment or .env "
             "(.env.example lists the names), never into the configuration"

@@ -1,4 +1,4 @@
-"""A trial (`python -m chimera.train --quick`): the sizes of any configuration, lowered to a minute's work.
+"""A trial (`python -m chimera.train --quick`): the sizes of any configuration, lowered to a few minutes' work.
 
 A size that is smaller already stays, and so does every other setting: a trial does what the configuration does.
 """

@@ -48,8 +48,7 @@ class NamedCode:
 
 def named_code(config: Config, work: Work) -> Iterator[NamedCode]:
     """The modules and programs that `config` names and `work` would run, except Chimera's own."""
-    # The baseline of labels alone takes its settings from the phases, and so loads their algorithms.
-    if work == "training" or (work == "answers" and config.evaluation.labels):
+    if work == "training" or (work == "answers" and config.evaluation.labels):  # That baseline loads the algorithms.
         yield from _of_phases(config)
     for role, references in config.roles.references().items():
         for reference in references:

@@ -70,7 +70,7 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _SENTENCE = re.compile(r"(?<=[.?!])\s+(?=[A-Z])")
 _P_VALUE = re.compile(r"\bp\s*([=<>])\s*(0?\.\d+)", re.IGNORECASE)
 _INTERVAL = re.compile(r"\bCI\W{0,3}?(-?\d+(?:\.\d+)?)\s*(?:to|,|;|–|-)\s*(-?\d+(?:\.\d+)?)", re.IGNORECASE)
-_RATIO = re.compile(r"\b(?:OR|RR|HR|[Rr]atio|[Rr]isk)\b")
+_RATIO = re.compile(r"\b(?:[aA]?(?:OR|RR|HR)|[Rr]atios?|[Rr]isks?)\b")
 _WORDED: tuple[tuple[Significance, re.Pattern[str]], ...] = (
     ("not significant", re.compile(r"\b(?:not|no|non|never)[ -](?:\w+ )?signific|\binsignific")),
     ("borderline", re.compile(r"\bborderline|\btrend|\bmarginal")),
@@ -108,8 +108,9 @@ def statistics(text: str) -> list[Significance]:
     """The class of every p-value and confidence interval in `text`.
 
     p below 0.05 is significant and below 0.10 borderline. An interval is significant if it excludes the value of no
-    effect: 1 for ratios, 0 otherwise.
+    effect: 1 for ratios, 0 otherwise. A ratio's interval is above 0, that of a difference of risks may not be.
     """
+    text = text.replace("\u2212", "-")
     classes: list[Significance] = []
     for sign, number in _P_VALUE.findall(text):
         value = float(number)
@@ -117,8 +118,8 @@ def statistics(text: str) -> list[Significance]:
             classes.append("not significant")
         else:
             classes.append("significant" if value < 0.05 else "borderline" if value < 0.10 else "not significant")
-    none = 1.0 if _RATIO.search(text) else 0.0
     for low, high in _INTERVAL.findall(text):
+        none = 1.0 if float(low) > 0 and _RATIO.search(text) else 0.0
         classes.append("not significant" if float(low) <= none <= float(high) else "significant")
     return classes
 

@@ -73,8 +73,6 @@ class RunError(ChimeraError):
 
 STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 """Error numbers of disk faults: no space, no quota, file too large, read-only, input/output error."""
-UNUSABLE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
-"""Error numbers of paths that a user may not, or nobody can, use."""
 
 
 ALIKE = 0.6
@@ -105,14 +103,12 @@ def suggestion(name: str, names: Iterable[str], otherwise: str = "", at_least: f
 
 def storage_fault(error: BaseException) -> RunError | None:
     """The `RunError` for an operating system's error that the disk or a path caused; None for any other error."""
-    if not isinstance(error, OSError):
-        return None
-    place = error.filename or "a file"
-    if error.errno in UNUSABLE:
+    place = getattr(error, "filename", None) or "a file"
+    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG):
         return RunError(f"{place} cannot be used ({error.strerror}): name another place, or allow it")
-    if error.errno not in STORAGE:
-        return None
-    return RunError(f"{place} cannot be written ({error.strerror}): make room there, then continue with --resume")
+    if isinstance(error, OSError) and error.errno in STORAGE:
+        return RunError(f"{place} cannot be written ({error.strerror}): make room there, then continue with --resume")
+    return None
 
 
 @contextmanager

@@ -53,17 +53,12 @@ def load_file(path: Path) -> list[ResearchTask]:
     """Read the authors' JSON file (an object from PMID to record) or the hub's Parquet file, by suffix.
 
     Raises:
-        DataError: the file is missing, of another type, truncated, or a record is broken.
+        DataError: the file is missing, truncated, or a record is broken.
     """
     check_file(path, "give a PubMedQA file, or data.path=hub or data.path=generated")
     if path.suffix == ".parquet":
         return tasks_from_rows(read_parquet(path), str(path))
-    if path.suffix == ".json":
-        return tasks_from_authors(read_json(path), str(path))
-    raise DataError(
-        f"{path}: unknown file type {path.suffix!r}; data.path takes the authors' .json file, the hub's .parquet file, "
-        "'hub' or 'generated'"
-    )
+    return tasks_from_authors(read_json(path), str(path))
 
 
 def load_hub() -> list[ResearchTask]:

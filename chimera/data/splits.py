@@ -27,12 +27,11 @@ def three_way_split(
     rest, test = hold_out(tasks, test_share, f"{seed}/test")
     train, validation = hold_out(rest, min(1.0, validation_share * len(tasks) / max(1, len(rest))), seed)
     if not (train and validation and test):
-        largest = max(map(len, related(tasks)), default=0)
-        together = f" ({largest} share a question or an abstract and stay together)" if largest > 1 else ""
+        together = max(map(len, related(tasks)), default=0)
         raise DataError(
-            f"{len(tasks)} tasks split into {len(train)} train / {len(validation)} validation / {len(test)} test"
-            f"{together}; all three need tasks: use more tasks or change data.validation_share={validation_share} or "
-            f"data.test_share={test_share}"
+            f"{len(tasks)} tasks split into {len(train)} train / {len(validation)} validation / {len(test)} test "
+            f"({together} share a question or an abstract); all three need tasks: use more tasks or change "
+            f"data.validation_share={validation_share} or data.test_share={test_share}"
         )
     return train, validation, test
 

@@ -222,8 +222,7 @@ def _of_datasets(path: str, subset: str | None, split: str) -> Table:
     def rows(columns: Sequence[str]) -> Iterator[TableRow]:
         for number, values in enumerate(loaded.select_columns(list(columns)), 1):
             codes = {key: values[key] for key in names if values.get(key) is not None}
-            # -1 is what test sets of the hub have for a label that is not published.
-            named = {key: names[key].int2str(code) if code >= 0 else None for key, code in codes.items()}
+            named = {key: names[key].int2str(code) if code >= 0 else None for key, code in codes.items()}  # -1: hidden
             yield TableRow(f"row {number}", {**values, **named})
 
     return Table(path, tuple(loaded.column_names), rows)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chimera.core.errors import DataError
+from chimera.core.errors import ConfigError, DataError
+from chimera.core.files import texts
 from chimera.core.quotes import Fingerprint, fingerprint
 from chimera.core.types import SOURCE_NAMES, Label, ResearchTask, Source, abstract_text, labels_of
 from chimera.core.unspaced import is_other_script
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from chimera.config.sections.data import DataConfig
+    from chimera.config.sections.society import SocietyConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,19 @@ def load(config: "DataConfig") -> Dataset:
     return Dataset(train, validation, test, source, origin, official)
 
 
+def check_guidance(society: "SocietyConfig", dataset: Dataset) -> None:
+    """Raise ConfigError if what roles are told holds the question of a validation or test task, and so its answer."""
+    texts_of = {name: list(texts(entry.model_dump())) for name, entry in society.guidance.items()}
+    splits = {"validation": dataset.validation, "test": dataset.test} if texts_of else {}
+    for split, task in ((split, task) for split, tasks in splits.items() for task in tasks):
+        for name, guidance_texts in texts_of.items():
+            if any(task.goal in text for text in guidance_texts):
+                raise ConfigError(
+                    f"society.guidance.{name} holds the question of the {split} task {task.id}, so its figures would "
+                    "say nothing: take another task's"
+                )
+
+
 def read_tasks(config: "DataConfig") -> tuple[list[ResearchTask], Source, str]:
     """All tasks of the configured source, the source, and a phrase that says which tasks they are."""
     if config.path == "generated":
@@ -190,6 +205,7 @@ def label_line(dataset: Dataset) -> str:
 
 
 def main(argv: list[str]) -> int | None:
+    """Show the tasks: a sample of each split, the mix of labels, and the sizes."""
     from chimera.config.arguments import add_config_arguments, config_from
     from chimera.core.cli import parse_arguments
 

@@ -57,11 +57,6 @@ def read_chain(path: Path) -> list[Entry]:
         where = f"{path.name}:{number}"
         if line_hash is None and not raw.endswith(b"\n"):
             break
-        if line_hash is None and number == 1:
-            raise RunError(
-                f"{path.name} is not a hash chain: an older version of Chimera made the run, so nobody can tell "
-                "whether its files are as they were written"
-            )
         if line_hash is None:
             raise RunError(f"{where} has no hash: the line was changed or put in")
         body = raw[: line_hash.start()]
@@ -78,8 +73,6 @@ def read_chain(path: Path) -> list[Entry]:
 def read_events(path: Path, *, end: int | None = None) -> Iterator[dict[str, Any]]:
     """The records of a ledger, oldest first; none when there is no file. An unfinished last line is left out.
 
-    A ledger of an older version, which is no chain, is read without checks.
-
     Args:
         end: Read only this many bytes, to get an earlier state of the ledger.
 
@@ -88,17 +81,15 @@ def read_events(path: Path, *, end: int | None = None) -> Iterator[dict[str, Any
     """
     if not path.exists():
         return
-    chained, last = True, b""
+    last = b""
     for number, raw, at in _lines(path):
         if end is not None and at > end:
             return
         line_hash = _OWN.search(raw)
         if line_hash is None and not raw.endswith(b"\n"):
             return
-        if line_hash is None and number == 1:
-            chained = False
         record = parse_object(raw)
-        if record is None or not isinstance(record.get("event"), str) or (chained and not _follows(raw, last)):
+        if record is None or not isinstance(record.get("event"), str) or not _follows(raw, last):
             raise RunError(
                 f"{path}:{number} is broken or was changed, so nobody can tell what the run did: restore the ledger "
                 "from a copy of the run"

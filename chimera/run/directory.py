@@ -43,7 +43,7 @@ FREE_ON_RESUME = (".ranks", ".shards", ".micro_batch_size", ".ppo_max_token_len_
 """Settings of a begun phase that may change all the same: they say where and in which parts it computes, or after how
 many examples it gives up."""
 
-ALWAYS_WRITTEN = ("seed", "data", "models", "society", "reward", "gate", "evaluation")
+ALWAYS_WRITTEN = ("seed", "data", "models", "society", "reward", "pipeline", "gate", "evaluation")
 """Sections of every run's config.yaml, including the last one. A file without one of them was emptied or cut off."""
 START = {LEDGER, "config.yaml", "environment.json"}
 """Files that the start of a run writes before any phase begins."""
@@ -160,11 +160,6 @@ class Run:
                 f"{file} has no {missing[0]!r}: it was emptied or cut off; restore it from a copy of the run, because "
                 "with default settings in its place the run would be another experiment"
             )
-        if "pipeline" not in sections:
-            raise RunError(
-                f"{file} has no pipeline, because an earlier version of Chimera made this run: read it with that "
-                "version, or train again"
-            )
         return file
 
     @property
@@ -252,7 +247,6 @@ class Run:
     def _append(self, file: Path, record: Mapping[str, Any], *, sync: bool = False, chained: bool = False) -> None:
         if not self.writable:
             raise RunError(f"run {self.name!r} was opened to read: create or resume it to write")
-        file.parent.mkdir(parents=True, exist_ok=True)
         append_line(file, record, sync=sync, chained=chained)
 
     def _start(self, config: Config) -> None:

@@ -19,7 +19,7 @@ def append_line(path: Path, record: Mapping[str, Any], *, sync: bool = False, ch
     An unfinished line of a killed writer is dropped first, so that it never stays in the middle of the file.
 
     Args:
-        path: the file; its folder must exist.
+        path: the file; its folder is made.
         record: anything JSON can hold; NaN and infinity are refused.
         sync: wait until the line is on the disk.
         chained: the file is a hash chain (`chimera.run.chain`), and the line is its next entry.
@@ -34,6 +34,7 @@ def append_line(path: Path, record: Mapping[str, Any], *, sync: bool = False, ch
     except (TypeError, ValueError) as error:
         raise RunError(f"cannot append to {path}: the record is not plain JSON: {error}") from error
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)

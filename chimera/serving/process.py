@@ -424,7 +424,7 @@ def _endpoint(base_url: str, name: str, api_key: str, model: ModelConfig) -> End
         structured=model.sends_schema,
         temperature=model.temperature,
         max_tokens=model.max_tokens,
-        timeout_s=model.timeout_s,
+        timeout_s=model.call_limit_s,
         **model.request_fields,
         provider=model.provider,
         provider_options=model.provider_options,

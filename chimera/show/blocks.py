@@ -275,3 +275,8 @@ def joined(items: Sequence[Inline], between: str = ", ") -> list[Piece]:
         line += [between] if line else []
         line += pieces(item)
     return line
+
+
+def spaced(name: str) -> str:
+    """CamelCase as words: "ProtocolDesigner" becomes "Protocol Designer"."""
+    return "".join(f" {letter}" if letter.isupper() and place else letter for place, letter in enumerate(name))

@@ -10,8 +10,8 @@ from typing import Any
 from agents.visit.prompting import Message, schema_format
 from chimera.core.errors import ModelError, UnreachableError
 from chimera.core.types import ResearchTask, abstract_text
+from chimera.serving.client import HttpModel
 from evaluation.baselines.simple import LABELS
-from evaluation.baselines.single_agent import Chooser
 from evaluation.records.study import BaselineAnswer
 
 
@@ -32,7 +32,7 @@ def label_format(task: ResearchTask) -> Mapping[str, Any]:
     return schema_format("label", {"enum": list(task.labels)})
 
 
-async def label_answer(model: Chooser, task: ResearchTask, *, key: str, repeat: int = 0) -> BaselineAnswer:
+async def label_answer(model: HttpModel, task: ResearchTask, *, key: str, repeat: int = 0) -> BaselineAnswer:
     """The answer of the fine-tuned model, served as `key`.
 
     Raises:

@@ -1,7 +1,6 @@
 """The single agent: calls of the juniors' model with the abstract. Comparing it shows what the society adds."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, Unpack
+from collections.abc import Sequence
 
 from agents.findings import MOST_FINDINGS
 from agents.roles import ROLES
@@ -13,7 +12,7 @@ from chimera.config.roles import JUNIORS
 from chimera.config.sections.society import Quotes
 from chimera.core.errors import ModelError, UnreachableError
 from chimera.core.types import ResearchTask, abstract_text, shown_options
-from chimera.serving.client import Completion, RequestOptions
+from chimera.serving.client import Completion, HttpModel
 from evaluation.records.study import BaselineAnswer
 
 ROLE = ROLES[JUNIORS[1]]
@@ -25,18 +24,8 @@ def studies_of(task: ResearchTask) -> list[SourceText]:
     return [{"id": id_, "text": abstract_text(sections)} for id_, sections in task.studies]
 
 
-class Chooser(Protocol):
-    """A model that gives several answers to one request (see `chimera.serving.client.HttpModel`)."""
-
-    async def choices(
-        self, key: str, messages: Sequence[Mapping[str, Any]], *, n: int = 1, **options: Unpack[RequestOptions]
-    ) -> list[Completion]:
-        """Return up to `n` answers to `messages`; raises ModelError."""
-        ...
-
-
 async def single_agent(
-    model: Chooser,
+    model: HttpModel,
     task: ResearchTask,
     *,
     name: str,

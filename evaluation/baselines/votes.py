@@ -91,15 +91,9 @@ def counted(
             yield from _consistency(of_stage(vote, stage.name), records, sampled)
         if any(_combines(record) for record in records):
             yield from (_by_rule(of_stage(BY_RULE, stage.name), record) for record in records)
-        elif _all_hold("initial_hypotheses", records):
+        else:
             yield from (_juniors(of_stage(JUNIOR_VOTE, stage.name), record) for record in records)
-        if _all_hold("unreviewed_hypothesis", records):
-            yield from (_unreviewed(of_stage(UNREVIEWED, stage.name), record) for record in records)
-
-
-def _all_hold(field: str, records: Sequence[RolloutRecord]) -> bool:
-    """True if all rollouts that succeeded have `field`. An earlier version of Chimera did not record all fields."""
-    return all(record.status == "failed" or field in record.outputs for record in records)
+        yield from (_unreviewed(of_stage(UNREVIEWED, stage.name), record) for record in records)
 
 
 def _consistency(

@@ -429,6 +429,5 @@ class Conductor:
 
     def _write(self, name: str, rows: Iterable[Any]) -> None:
         file = self.run.path / side_file(self.plan.split, name)
-        file.parent.mkdir(parents=True, exist_ok=True)
         for row in rows:
             append_line(file, asdict(row))

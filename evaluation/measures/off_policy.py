@@ -14,7 +14,7 @@ Choices on one task are dependent, so their terms are summed first (cluster-robu
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
@@ -31,9 +31,6 @@ class Estimate:
     value: float
     low: float
     high: float
-
-    def dump(self) -> dict[str, float]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,10 +100,6 @@ class Outcome:
         """Plain data, which shares its containers with the outcome."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
-    @classmethod
-    def load(cls, data: Mapping[str, Any]) -> "Outcome":
-        return cls(**data)
-
 
 @with_config(ConfigDict(extra="forbid"))
 @dataclass(frozen=True, slots=True)
@@ -201,14 +197,8 @@ class RolloutRecord:
         """The inverse of `dump`.
 
         Raises:
-            RunError: It is not a rollout, or an earlier version of Chimera recorded it without separating the answer
-                from the decision.
+            RunError: It is not a rollout.
         """
-        if "answer" not in data:
-            raise RunError(
-                f"rollout {data.get('rollout_id')} has no 'answer' beside its decision, because an earlier version of "
-                "Chimera recorded it: read this run with that version, or train again"
-            )
         try:
             record = _RECORD.validate_python(data)
         except ValidationError as error:

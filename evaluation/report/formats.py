@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from chimera.show.blocks import spaced
 from evaluation.records.study import SPLITS
 
 MINUS = "\N{MINUS SIGN}"
@@ -84,7 +85,7 @@ def played(report: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     for player in report["players"].values():
         served = player["kind"] in ("embedded", "vllm", "endpoint")
         name = f"{player['model']} ({player['kind'] if served else 'deterministic, no language model'})"
-        roles_by_player.setdefault(name, []).extend(map(_spaced, player["roles"]))
+        roles_by_player.setdefault(name, []).extend(map(spaced, player["roles"]))
     return list(roles_by_player.items())
 
 
@@ -244,11 +245,6 @@ def ablation_rows(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     for pair, kinds in also.items():
         rows[pair]["on"] += f", so also {' and '.join(kinds)}"
     return list(rows.values())
-
-
-def _spaced(name: str) -> str:
-    """CamelCase as words: "ProtocolDesigner" becomes "Protocol Designer"."""
-    return "".join(f" {letter}" if letter.isupper() and place else letter for place, letter in enumerate(name))
 
 
 def _scaled(value: float, unit: str) -> float:

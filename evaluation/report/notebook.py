@@ -15,6 +15,7 @@ from chimera.show.blocks import Block, Column, Note, TableBlock, Text
 from evaluation.report.content import section
 from evaluation.report.files import DATA, read_report
 from evaluation.report.formats import change, shown, stage_titles
+from evaluation.report.plots.base import TITLES
 from evaluation.report.side_by_side import lines
 from evaluation.traces.conversation import conversation
 from evaluation.traces.rollout_index import find, read_tree, recorded_rollouts
@@ -161,6 +162,12 @@ class ReportView:
         except OSError as error:
             raise RunError(f"plot {file} cannot be read: {error.strerror}") from error
         return PlotView(plot["title"], plot["caption"], drawing)
+
+    @property
+    def learning(self) -> tuple[PlotView, ...]:
+        """The plot of each phase that learns, in its own measures."""
+        names = [plot["name"] for plot in self._report["plots"]]
+        return tuple(self.plot(name) for name in names if name not in (*TITLES, "studies"))
 
     @property
     def pairs(self) -> tuple[PairView, ...]:

@@ -6,10 +6,10 @@ relative judge RULER). Equal scores are allowed. A work whose score is missing i
 """
 
 import random
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
 from agents.roles import Role
 from agents.schemas import Answer
@@ -44,10 +44,8 @@ Write nothing else."""
 ROLE = Role(JUDGE, PROMPT, RelativeJudgement)
 
 
-class Ask(Protocol):
-    """Asks the judge's model."""
-
-    def __call__(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Awaitable[Completion]: ...
+Ask = Callable[..., Awaitable[Completion]]
+"""Asks the judge's model: takes messages and options."""
 
 
 @dataclass(frozen=True, slots=True)

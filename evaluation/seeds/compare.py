@@ -178,7 +178,6 @@ def _row(pair: Pair, runs: Sequence[SeedRun], metric: str, settings: Mapping[str
 
 
 def _silent(run: SeedRun, name: str) -> bool:
-    """True if all rollouts of a stage failed, so that nothing was answered."""
     return not {*run.answers(_stage(run, name)).values()} - {None}
 
 

@@ -69,8 +69,6 @@ class Interval:
         high: Upper end.
         runs: Number of runs, of all data seeds.
         tasks: Number of tasks, of all data seeds.
-        error_runs: Standard error that comes from runs alone; None where there is no interval.
-        error_tasks: Standard error that comes from tasks alone.
     """
 
     value: float
@@ -78,8 +76,6 @@ class Interval:
     high: float | None
     runs: int
     tasks: int
-    error_runs: float | None = None
-    error_tasks: float | None = None
 
     def within(self, least: float, most: float) -> "Interval":
         """The same interval, with ends limited to the possible values of the estimate."""
@@ -168,7 +164,7 @@ def crossed_interval(
     has_spread = a + b > ROUNDING * c
     quantile = (a * quantiles[0] + b * quantiles[1]) / (a + b) if has_spread else max(quantiles)
     half = quantile * sqrt(variance)
-    return Interval(value, value - half, value + half, runs, tasks, sqrt(a), sqrt(b))
+    return Interval(value, value - half, value + half, runs, tasks)
 
 
 def unless_unseen(interval: dict[str, Any], confidence: float) -> dict[str, Any]:

@@ -148,7 +148,8 @@ class SeedRun:
         """
         kind, _, stage = name.partition("@")
         names = [f"{kind}@{self.stage(FINAL)}", f"{kind}@{BASE}"] if stage == FINAL else [name]
-        pairs = [rows for own in names for pair, rows in self.report["pairs"].items() if pair.partition(":")[0] == own]
+        reported = {pair.partition(":")[0]: rows for pair, rows in reversed(self.report["pairs"].items())}
+        pairs = [reported[title] for title in names if title in reported]
         return {(task, 0): fit for task, _, _, fit, _ in pairs[0] if fit is not None} if pairs else {}
 
     @property

@@ -44,9 +44,6 @@ Status = Mapping[str, str | None]
 UNSET: Status = {"status_code": "UNSET", "description": None}
 OK: Status = {"status_code": "OK", "description": None}
 
-_KEPT_SPANS = (EXCHANGE, "litellm_request")
-_KEPT_ATTRIBUTES = ("agentlightning.", "exception.", "gen_ai.", "llm.", "role", "model", "visit", "attempt")
-
 
 class SpanLike(Protocol):
     """The attributes of a span that are read. Our spans and Agent Lightning's have them."""
@@ -102,23 +99,22 @@ def read(path: Path) -> list[Span]:
 
 
 def write(spans: Iterable[Span], path: Path) -> list[Span]:
-    """Write spans as gzipped JSON lines, whole or not at all.
-
-    LiteLLM's bookkeeping spans and the request headers that it copies are left out; secrets are replaced.
+    """Write spans as gzipped JSON lines, whole or not at all; secrets are replaced.
 
     Returns:
         What was written, as `read` gives it.
     """
-    kept_spans = [_kept(span) for span in spans if is_kept(span.name)]
+    names = [field.name for field in fields(Span)]
+    written = [Span(**redact_tree({name: getattr(span, name) for name in names})) for span in spans]
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}")
     # Models can answer half a surrogate pair, which UTF-8 has no bytes for; its escape is the same text in JSON.
     with gzip.open(draft, "wt", encoding="utf-8", errors="backslashreplace", compresslevel=3) as file:
-        for span in kept_spans:
-            row = {field.name: getattr(span, field.name) for field in fields(Span)}
+        for span in written:
+            row = {name: getattr(span, name) for name in names}
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
     draft.replace(path)
-    return kept_spans
+    return written
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -128,17 +124,6 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             return [parse_json(line) for line in file]
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise RunError(f"trace {path} cannot be read: {error}") from error
-
-
-def is_kept(name: str) -> bool:
-    return name.startswith("agentlightning.") or name in _KEPT_SPANS
-
-
-def _kept(span: Span) -> Span:
-    """`span` with the attributes that are written, and without secrets."""
-    attributes = {key: value for key, value in span.attributes.items() if key.startswith(_KEPT_ATTRIBUTES)}
-    whole = {field.name: getattr(span, field.name) for field in fields(Span)}
-    return Span(**redact_tree({**whole, "attributes": attributes}))
 
 
 # --- making spans

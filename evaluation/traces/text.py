@@ -75,14 +75,15 @@ def tool_line(tool: ShownToolCall) -> str:
 
 
 def tool_texts(answer: str) -> list[tuple[str, str]]:
-    """A tool's answer in parts: each passage under its id, an error as "error", other text unchanged."""
+    """A tool's answer in parts: each passage under its id, its "note", an "error", other text unchanged."""
     try:
         content = json.loads(answer)
     except ValueError:
         return [("text", answer)]
     results = content.get("results") if isinstance(content, dict) else None
     if isinstance(results, list) and all(map(_is_passage, results)):
-        return [(str(passage["id"]), str(passage_text(passage))) for passage in results]
+        note = [("note", str(content["note"]))] if content.get("note") else []
+        return [*((str(passage["id"]), str(passage_text(passage))) for passage in results), *note]
     return (
         [("error", str(content["error"]))] if isinstance(content, dict) and "error" in content else [("text", answer)]
     )

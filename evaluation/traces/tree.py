@@ -217,8 +217,11 @@ def _visit(
     attempt = int(span.attributes.get("attempt", 1))
     calls: list[ShownCall] = []
     shown = 0
-    for step, response in enumerate(responses, start=1):
-        following = sources.exchanges.get(responses[step]) if step < len(responses) else None
+    for place, response in enumerate(responses, start=1):
+        # Calls that failed count as steps, but are no responses.
+        record = sources.records.get(response)
+        step = place if record is None else record.step
+        following = sources.exchanges.get(responses[place]) if place < len(responses) else None
         call = _call((role, number, attempt, step), response, sources, following, shown)
         # The answer is also a message of the next call, where it is not new.
         shown = len(call.exchange.messages) + 1 if call.exchange else shown

@@ -180,9 +180,6 @@ async def test_a_role_that_cites_what_it_has_not_read_is_asked_again(society_kit
     assert state["safety_review"]["issues"] == []
 
 
-# --- second models
-
-
 @pytest.mark.parametrize("broken_answer", ["?", {"choice": "Nobody", "justification": "x"}])
 async def test_after_an_unreadable_answer_and_one_repair_the_second_model_is_asked(society_kit, broken_answer):
     records = []

@@ -11,8 +11,7 @@ from agents.visit.prompting import read_payload
 from chimera.config.sections.bundled import NANO
 from chimera.config.tree import dump_config
 from chimera.core.errors import ConfigError
-from chimera.data.guidance import check_guidance
-from chimera.data.tasks import load
+from chimera.data.tasks import check_guidance, load
 from chimera.export import role_settings
 from training.configuration import load_config
 

@@ -130,9 +130,6 @@ def test_the_judge_sees_the_options(society_kit):
     assert list(finished_work(state, [], "Which metal?"))[-2:] == ["options", "goal"]
 
 
-# --- records and figures
-
-
 def task(name, label, options=OPTIONS):
     return ResearchTask(name, f"Which {name}?", (), label, "own", options=options)
 
@@ -193,9 +190,6 @@ def test_baselines_answer_with_options():
     assert majority([*train, task("y", "C")], asked)[0].answer == "C"
     assert tfidf(train, asked)[0].answer == "B"
     assert reader(train, asked)[0].answer in ("A", "B", "C")
-
-
-# --- the bandit
 
 
 def test_the_bandit_has_features_of_the_options_and_keeps_them(tmp_path, society_kit):

@@ -435,9 +435,6 @@ def test_a_configuration_is_compiled_once():
     assert build_graph(SocietyConfig(node_retries=3)) is not graph
 
 
-# --- parts of the graph
-
-
 @pytest.mark.parametrize("role", ROLES)
 async def test_the_rest_of_the_graph_goes_on_from_the_state_before_a_role(society_kit, role):
     """Two revisions, and so fields that several visits write, are on the way."""

@@ -7,7 +7,9 @@ import pytest
 from message_kit import refused
 
 from chimera.config.sections.bundled import NANO
+from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError, RunError
+from chimera.run.directory import Run
 from chimera.serving.embedded.checkpoint import load_checkpoint
 from chimera.train import main
 
@@ -29,6 +31,12 @@ def test_a_name_that_no_run_can_have_is_refused_before_anything_else(check, tmp_
     with refused(RunError, "'../../x'", "cannot name a run"):
         check("--name", "../../x", "data.path=nofile.csv")
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_resumed_run_keeps_its_settings_in_the_check_too(check, tmp_path):
+    Run.create("mine", load_config(None, [f"runs_dir={tmp_path / 'runs'}"])).close()
+    with refused(RunError, "seed=0 (not 3)", "another name"):
+        check("--resume", "--name", "mine", "seed=3")
 
 
 def test_a_name_that_a_run_has_is_refused(check, tmp_path):

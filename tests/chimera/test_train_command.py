@@ -32,9 +32,6 @@ def train(*arguments):
     )
 
 
-# --- the trial
-
-
 def test_a_trial_has_the_default_phases_in_smaller_and_the_command_line_wins():
     usual, quick = load_config(), load_config(None, ["sft.epochs=2", "gate.tasks=7"], trial=True)
     assert list(quick.pipeline) == list(usual.pipeline)
@@ -87,9 +84,6 @@ def test_a_trial_runs_all_phases(tmp_path):
     assert [event["phase"] for event in events if event["event"] == "phase_finished"] == list(load_config().pipeline)
 
 
-# --- the bundled model
-
-
 def test_the_bundled_model_with_data_that_it_cannot_read_is_a_warning_before_anything_starts(tmp_path):
     rows = [
         f"Does drug {number} help?,Drug {number} helped {number}.,{'yes' if number % 2 else 'no'}"
@@ -102,9 +96,6 @@ def test_the_bundled_model_with_data_that_it_cannot_read_is_a_warning_before_any
     assert "the bundled model plays junior, supervisor, senior, refiner: a toy" in warning
     assert "models.junior.path=FOLDER" in warning
     assert "warning" not in train("--check", "--phases", "gather").stdout
-
-
-# --- phases that learn from rollouts
 
 
 def test_a_phase_without_rollouts_is_refused_before_anything_starts(tmp_path):

@@ -118,9 +118,6 @@ def executed(here):
     return (here / "executed").exists()
 
 
-# --- the commands
-
-
 def list_rollouts(here):
     assert trace.main(["evil"]) is None
 
@@ -181,9 +178,6 @@ READERS = (list_rollouts, show_rollout, view, verify, write_out)
 ANSWERERS = (evaluate, ask_run, go_on)
 
 
-# --- what they do
-
-
 @pytest.mark.parametrize("command", READERS)
 @pytest.mark.parametrize("place", PLACES)
 def test_reading_a_run_runs_nothing_of_it(here, place, command):
@@ -233,9 +227,6 @@ def asks_for_trust(command, here, place):
     assert f"{PLACES[place][1]} ({place})" in message
     assert message.endswith(remedy(place))
     assert "\n" not in message
-
-
-# --- what does run
 
 
 def test_what_the_user_names_now_is_imported(here):

@@ -25,7 +25,7 @@ from chimera.processes.programs import Program
 from chimera.run.directory import Run
 from chimera.run.jsonl import read_lines
 from chimera.serving.vllm.engine import USUAL
-from chimera.serving.vllm.ready import ServerPlace, wait_for
+from chimera.serving.vllm.replicas import ServerPlace, wait_for
 from evaluation.records.rollouts import RolloutRecord
 from training.learning.adapter import HierarchicalTraceAdapter
 from training.learning.episodes import Episode

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from agents.policies.society import of_versions
 from chimera.config.loader import When
 from chimera.config.pipeline import PhaseSettings
 from chimera.core.errors import ConfigError, RunError
@@ -128,7 +129,8 @@ class _Rounds:
         from agents.policies.bandit import BanditPolicy, Settings
 
         plan, bench = self._plan, self._bench
-        combines = bench.config.society.graph.choose == "combine"
+        graph = of_versions(bench.run.path, bench.versions).graph or bench.config.society.graph
+        combines = graph.choose == "combine"
         policy = BanditPolicy(Settings.of(self._settings, bench.config.seed, bench.dataset.labels, combines=combines))
         # The order does not depend on which rollout ended first.
         earlier = sorted(await self._bench.episodes(), key=_place)

@@ -84,7 +84,8 @@ async def draw(plan: PhasePlan, settings: DistilSettings, bench: Bench, render: 
         if isinstance(answered, str):
             counts[answered] += 1
         else:
-            informative += answered.answer is not None and answered.answer.stance != state.conversation.stance
+            before, now = state.call.answer, answered.answer
+            informative += now is not None and (before is None or now.stance != before.stance)
             examples.add(state, [answered], 1)
     summary = f"{counts.total()} of {len(states)} answers are left out, {len(examples)} are learned"
     bench.view.note(f"{plan.name}: {summary}; {informative} say something else than the role had said")

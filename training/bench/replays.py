@@ -62,8 +62,10 @@ class Replays:
                 return lab.episode(self._known[rollout_id])
             async with self._starting, lab.candidates.serve(policies) as candidates:
                 start = await self._start(episode, at, instead)
-                self._note({"rollout_id": rollout_id, **about})
-                input_ = RolloutInput(self._task(record), self._label, record.repeat, record.seed)
+                append_line(self._file, {"rollout_id": rollout_id, **about}, sync=True)
+                # A candidate draws anew: what a rollout is compared with must not depend on the same random numbers.
+                seed = record.seed + 1 if policies else record.seed
+                input_ = RolloutInput(self._task(record), self._label, record.repeat, seed)
                 replay = await lab.replay(rollout_id, input_, candidates, start)
                 self._known[rollout_id] = replay.record
                 return replay
@@ -116,7 +118,3 @@ class Replays:
         if record.task_id not in self._tasks:
             raise RunError(f"rollout {record.rollout_id} is on task {record.task_id}, which the data does not hold")
         return self._tasks[record.task_id]
-
-    def _note(self, line: Mapping[str, Any]) -> None:
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        append_line(self._file, line, sync=True)

@@ -103,11 +103,13 @@ class SideCalls:
                     response = await self._answer(slot, request)
                 long = ("messages", "tools", "response_format") if about else ()
                 shown = {name: value for name, value in request.items() if name not in long} | dict(about or {})
-                self._write(
+                append_line(
+                    self._file,
                     {
                         **{"kind": kind, "slot": slot, "version": version, "key": key},
                         **{"request": shown, "response": response, "seconds": round(time.perf_counter() - started, 3)},
-                    }
+                    },
+                    sync=True,
                 )
                 self._known[key] = SideCall(kind, slot, response)
         return self._known[key]
@@ -144,10 +146,6 @@ class SideCalls:
             for choice, completion in zip(response["choices"], completions, strict=True):
                 choice["message"] = completion.message
         return response
-
-    def _write(self, line: Mapping[str, Any]) -> None:
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        append_line(self._file, line, sync=True)
 
 
 def _recorded(file: Path) -> dict[str, SideCall]:

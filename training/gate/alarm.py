@@ -38,7 +38,6 @@ async def alarm(
     if judge is None or judge.low is None or judge.low <= 0:
         return None, {}
     at_once = asyncio.Semaphore(config.rollouts.concurrency)
-    file.parent.mkdir(exist_ok=True)
     audits = {row["subject"]: row["scores"] for row in read_lines(file) if row["model"] == auditor.model}
 
     async def audit(record: RolloutRecord) -> float | None:

@@ -1,7 +1,7 @@
 """What a search may spend, and what it has spent: rollouts, tokens, money and time."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import Field
@@ -44,11 +44,13 @@ class Purse:
 
     Args:
         prices: US dollars for a million prompt and completion tokens, by slot (`evaluation.prices`).
-        judge: The judge's slot.
+        judge: Gives the slot of the judge of a task, by its id.
         earlier: Rollouts of the run so far, which tell what one costs.
     """
 
-    def __init__(self, budget: Budget, prices: Prices, judge: str, earlier: Iterable[RolloutRecord] = ()) -> None:
+    def __init__(
+        self, budget: Budget, prices: Prices, judge: Callable[[str], str], earlier: Iterable[RolloutRecord] = ()
+    ) -> None:
         self._budget = budget
         self._prices = prices
         self._judge = judge
@@ -112,7 +114,7 @@ class Purse:
         """Tokens and US dollars of a rollout, the judge's with them."""
         used = [(slot, tokens["prompt"], tokens["completion"]) for slot, tokens in record.tokens.items()]
         judged = record.counts.get("judge_prompt_tokens", 0), record.counts.get("judge_completion_tokens", 0)
-        used.append((self._judge, *judged))
+        used.append((self._judge(record.task_id), *judged))
         prices = ((read, written, self._prices.get(slot, (0.0, 0.0))) for slot, read, written in used)
         usd = sum(read * price[0] + written * price[1] for read, written, price in prices) / 1e6
         return sum(read + written for _, read, written in used), usd

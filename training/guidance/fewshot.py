@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from agents.context import Guided
+from agents.findings import Findings
 from agents.roles import ROLES
 from agents.visit.prompting import read_payload, response_format
 from agents.visit.react import read_answer
@@ -114,7 +115,7 @@ async def _taught(
         answer = read_answer(role, completion, asked_messages)
     except ValueError:
         return None
-    return answer.model_dump() if answer.stance in (None, label) else None
+    return answer.model_dump() if isinstance(answer, Findings) or answer.stance in (None, label) else None
 
 
 def drawn(search: GuidanceSearch, pool: Pool, most: int, number: int, seed: int) -> Guided:

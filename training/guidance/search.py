@@ -5,7 +5,6 @@ import hashlib
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from pydantic import Field
@@ -14,10 +13,10 @@ from agents.context import Guided
 from agents.policies import guidance
 from agents.policies.society import of_versions
 from chimera.config.pipeline import PhaseSettings
-from chimera.config.roles import JUDGE
 from chimera.config.sections.society import Guidance
 from chimera.config.tree import Config
 from chimera.core.errors import ConfigError
+from chimera.core.files import replace_file
 from chimera.core.types import ResearchTask
 from chimera.data.tasks import Dataset
 from chimera.run.policies import SOCIETY, Part, Policy
@@ -85,11 +84,10 @@ def check_search(plan: PhasePlan, settings: SearchSettings, config: Config, data
 class Files(Protocol[Contra]):
     """How candidates become files: `agents.policies.guidance` and `agents.policies.graph` are such modules."""
 
-    @staticmethod
-    def dump(candidate: Contra, /) -> str: ...
+    FILE: str
 
     @staticmethod
-    def save(candidate: Contra, folder: Path, /) -> None: ...
+    def dump(candidate: Contra, /) -> str: ...
 
 
 class Search(Generic[Candidate]):
@@ -121,7 +119,7 @@ class Search(Generic[Candidate]):
         self.plan = plan
         self.tasks = search_share(plan.name, settings.tasks, bench.dataset, config.seed)
         self.start = self.best = start
-        self.purse = Purse(settings.budget, config.evaluation.prices, config.slot(JUDGE), earlier)
+        self.purse = Purse(settings.budget, config.evaluation.prices, config.judge_of, earlier)
         self._part: Part = part
         self._files = files
         self._bench = bench
@@ -212,7 +210,9 @@ class Search(Generic[Candidate]):
 
     def _write(self, candidate: Candidate, policy: Policy) -> None:
         """Write a candidate as the files of `policy`, and record their hashes in the ledger."""
-        self._files.save(candidate, self._bench.run.path / policy.folder)
+        file = self._bench.run.path / policy.folder / self._files.FILE
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(file, self._files.dump(candidate))
         seal(self._bench.run, policy.folder)
 
 

@@ -98,14 +98,13 @@ class LightningWorker:
     Args:
         number: Its number among the workers, from 0.
         worker: Runs the society.
-        hooks: Are told of every rollout.
     """
 
-    def __init__(self, number: int, worker: Worker, store: agl.LightningStore, hooks: Sequence[agl.Hook] = ()) -> None:
+    def __init__(self, number: int, worker: Worker, store: agl.LightningStore) -> None:
         self._agent = SocietyAgent(worker)
         # With a heartbeat each runner would start two threads.
         self._runner = agl.LitAgentRunner[dict[str, Any]](RolloutTracer(), heartbeat_interval=0)
-        self._runner.init(self._agent, hooks=hooks)
+        self._runner.init(self._agent)
         self._runner.init_worker(number, store)
 
     async def rollout(self, job: Job) -> Result:

@@ -25,6 +25,7 @@ from chimera.run.policies import Policy
 from chimera.serving.client import Endpoint, HttpModel
 from chimera.serving.process import ModelServers
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
+from evaluation.records.study import BASE
 from evaluation.rollout.answering import answering
 from evaluation.rollout.crew import Crew, new_id
 from evaluation.rollout.live import Live
@@ -179,7 +180,7 @@ class Lab:
         def job(input_: RolloutInput) -> Job:
             return Job(new_id("ev"), input_, sampled, versions, selector, learned=learned)
 
-        async with aclosing(self._made(inputs, job)) as stream:
+        async with aclosing(self._made(inputs, job, on_trial=stage != BASE)) as stream:
             async for record, _ in stream:
                 yield record
 
@@ -204,7 +205,7 @@ class Lab:
         # Closed at once when the caller stops early: until then the candidates are served.
         async with self.candidates.serve(instead) as candidates:
             job = partial(self._job, candidates=candidates, mode=mode)
-            async with aclosing(self._made(named, job)) as stream:
+            async with aclosing(self._made(named, job, on_trial=bool(instead))) as stream:
                 async for record, trace in stream:
                     if trace is not None:
                         self._tell(record)
@@ -220,7 +221,7 @@ class Lab:
         return self.episode(*await self.crew.rollout(job))
 
     async def _made(
-        self, inputs: Sequence[RolloutInput], job: Callable[[RolloutInput], Job]
+        self, inputs: Sequence[RolloutInput], job: Callable[[RolloutInput], Job], *, on_trial: bool
     ) -> AsyncGenerator[tuple[RolloutRecord, list[Span] | None]]:
         """The rollouts of `inputs`: recorded ones, without their traces, then new ones."""
         missing: list[Job] = []
@@ -230,7 +231,7 @@ class Lab:
                 missing.append(job(input_))
             else:
                 yield record, None
-        async with aclosing(self.crew.rollouts(missing)) as stream:
+        async with aclosing(self.crew.rollouts(missing, on_trial=on_trial)) as stream:
             async for record, trace in stream:
                 self._records.note(record)
                 yield record, trace

@@ -15,9 +15,10 @@ from typing import Any
 
 import agentlightning as agl
 
-from agents.findings import COMBINED, SEARCH_AGAIN
+from agents.findings import COMBINED, SEARCH_AGAIN, Findings
 from agents.policies.events import BanditEvent
 from agents.roles import ROLES
+from agents.supervisor import VOTE
 from agents.visit.prompting import payload_of
 from agents.visit.react import read_answer
 from agents.visit.record import CallRecord, ModelCall, ToolUse
@@ -148,6 +149,8 @@ class HierarchicalTraceAdapter(agl.TraceAdapter[list[agl.Triplet]]):
                 )
                 for choice in record.outputs.get("choices", ())
             ]
+        if selection["policy"] == VOTE:
+            return []
         aligned = record.parts.get("alignment")
         hindsight = None
         if aligned is not None:
@@ -294,7 +297,7 @@ def _conversation(calls: Sequence[TracedCall], record: ModelCall) -> Conversatio
         answer=read.model_dump(),
         parsed=not record.repair,
         weights_version=last.weights_version,
-        stance=read.stance,
+        stance=None if isinstance(read, Findings) else read.stance,  # A finding says nothing to the question.
         quotes=read.quotes,
     )
 

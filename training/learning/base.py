@@ -153,10 +153,10 @@ class Bench(Protocol):
     ) -> "Episode":
         """Rebuild the state before the role `at` first worked, replace fields of it, and run the rest of the graph.
 
-        The rebuilt part costs nothing. The rest is asked of the live weights, or of candidates, with the seeds of the
-        rollout that is replayed: with nothing replaced the same weights are asked the same. Roles that worked at the
-        same time as `at` are not asked again. The reward is that of the whole task. What the run has recorded is not
-        made again.
+        The rebuilt part costs nothing. The rest is asked of the live weights with the seeds of the rollout that is
+        replayed (with nothing replaced the same weights are asked the same), or of candidates with others. Roles that
+        worked at the same time as `at` are not asked again. The reward is that of the whole task. What the run has
+        recorded is not made again.
 
         Args:
             episode: A rollout of this run that succeeded.

@@ -70,9 +70,9 @@ class AnswerGroup:
 
     @property
     def right(self) -> float | None:
-        """Share of answers that say what the label says, which one that cannot be read does not; None without any."""
-        label = self.state.label
-        hits = [(answer := valued.call.answer) is not None and answer.stance == label for valued in self.answers]
+        """Share of answers that are right, which one that cannot be read is not; None without any."""
+        right = self.state.right
+        hits = [(answer := valued.call.answer) is not None and right(answer) == 1 for valued in self.answers]
         return fmean(hits) if hits else None
 
 

@@ -15,6 +15,7 @@ With `ahead`, the next step's rollouts run while this one's update does; see `tr
 
 from typing import ClassVar
 
+from chimera.config.roles import JUNIORS
 from chimera.config.tree import Config
 from chimera.core.errors import ConfigError
 from chimera.data.tasks import Dataset
@@ -44,6 +45,11 @@ class Ppo:
             )
         if settings.ahead:
             _check_ahead(plan, settings, config)
+        if settings.credit == "counterfactual" and len({*plan.roles}.intersection(JUNIORS)) > 1:
+            raise ConfigError(
+                f"{plan.name}.credit=counterfactual plays one junior's work again, not that of those beside it, and "
+                f"{plan.name} trains several: set {plan.name}.credit to calls, or {plan.name}.roles to one of them"
+            )
         if settings.start is not None:
             _check_start(plan, settings.start, config)
         if settings.adv_estimator in GROUPED and settings.n < 2:

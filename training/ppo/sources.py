@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from agents.roles import ROLES
 from chimera.run.policies import Policy
@@ -37,18 +37,6 @@ class Taken:
     skip: str | None
     stale: int
     left_out: Mapping[str, int] = field(default_factory=dict)
-
-
-class SampleSource(Protocol):
-    """Gives the samples of each step, from the weights that are live when it is asked."""
-
-    async def take(self, step: int, fresh: Collection[str]) -> Taken:
-        """The samples of step `step` (from 1). Steps come in order, each once.
-
-        Args:
-            fresh: The versions of the slot's weights, the live one among them, whose answers are learned from.
-        """
-        ...
 
 
 class RolloutSource:
@@ -165,3 +153,7 @@ def samples_of(group: AnswerGroup, *, scored: bool = False) -> list[Sample]:
         for valued in group.answers
     )
     return [sample for sample in samples if sample is not None]
+
+
+SampleSource = RolloutSource | BranchSource
+"""Gives the samples of each step, from the weights that are live when it is asked. Steps come in order, each once."""

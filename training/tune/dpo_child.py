@@ -81,8 +81,8 @@ def make_trainer(spec: DpoSpec, progress: TextIO, scratch: str) -> "DPOTrainer":
     model, tokenizer = load_model(spec)
     learned, pairs = load_pairs(Path(spec.dataset)), load_pairs(Path(spec.held_out))
     common = common_settings(spec, model.num_parameters(), len(learned), scratch)
-    # Sums of log-probabilities of a hundred tokens: bfloat16 on a processor would drown their differences.
-    common["bf16"] = common["bf16"] and not common["use_cpu"]
+    # The reference is computed without autocast; on processors bfloat16 would drown the differences of such sums.
+    common["bf16"] = common["bf16"] and not common["use_cpu"] and spec.lora_rank > 0
     settings = DPOConfig(
         **common,
         beta=spec.beta,

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TextIO
 
@@ -178,7 +179,7 @@ def _function(text: str) -> str:
 
 
 def _fasta(path: Path, first: str, lines: Iterable[str]) -> Iterator[Protein]:
-    for number, line in enumerate(_chain(first, lines), start=1):
+    for number, line in enumerate(chain([first], lines), start=1):
         if not line.startswith(">"):
             continue
         match = _FASTA.match(line.strip())
@@ -197,7 +198,7 @@ def _fasta(path: Path, first: str, lines: Iterable[str]) -> Iterator[Protein]:
 def _flat(path: Path, first: str, lines: Iterable[str]) -> Iterator[Protein]:
     record: list[tuple[str, str]] = []
     number = 0
-    for number, line in enumerate(_chain(first, lines), start=1):
+    for number, line in enumerate(chain([first], lines), start=1):
         if line.startswith("//"):
             yield _flat_protein(path, number, record)
             record = []
@@ -226,8 +227,3 @@ def _flat_protein(path: Path, line: int, record: list[tuple[str, str]]) -> Prote
         _function(" ".join(comment.strip() for comment in comments if comment.startswith("FUNCTION:"))),
         tuple(_GO_ID.findall(" ".join(text for key, text in record if key == "DR" and text.startswith("GO;")))),
     )
-
-
-def _chain(first: str, rest: Iterable[str]) -> Iterator[str]:
-    yield first
-    yield from rest

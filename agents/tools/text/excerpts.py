@@ -14,8 +14,11 @@ from chimera.core.unspaced import pairs, starts_run
 GAP = "[...]"
 """Marks sentences left out of a section, so that a quote across the gap is noticed."""
 
+PARAGRAPH = "\n\n"
+"""A blank line ends every sentence."""
+
 _LABEL = re.compile(r"(?:^|(?<=[.!?;)\]\"'])\s*)([A-Z][A-Z0-9 ,/&'()-]{2,60}):\s")
-_END = re.compile(r"(?<![.!?])[.!?]+[\"')\]”’]*\s+(?=[\"'(\[“‘]*[A-Z0-9])|[。！？｡]+[”’」』）]*\s*")
+_END = re.compile(r"(?<![.!?])[.!?]+[\"')\]”’]*\s+(?=[\"'(\[“‘]*[A-Z0-9])|[。！？｡]+[”’」』）]*\s*|\n\s*\n\s*")
 _NOT_AN_END = re.compile(
     r"(?:^|[\s(\[])(?:vs|e\.g|i\.e|etc|al|ca|cf|approx|no|nos|fig|figs|ref|refs|dr|st|resp|[A-Za-z])\.$", re.IGNORECASE
 )
@@ -83,7 +86,7 @@ def _sentences(text: str) -> Iterable[str]:
     start = 0
     for match in _END.finditer(text):
         end = match.start() + len(match.group().rstrip())
-        if _NOT_AN_END.search(text[max(start, end - 12) : end]):
+        if PARAGRAPH not in match.group() and _NOT_AN_END.search(text[max(start, end - 12) : end]):
             continue
         yield text[start:end].strip()
         start = match.end()

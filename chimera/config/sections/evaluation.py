@@ -125,7 +125,7 @@ class EvaluationConfig(ConfigSection):
     )
     conversations: Literal["ends", "all", "none"] = Field(
         default="ends",
-        description="rollouts that get a page beside the report, 38 kB each: ends takes those of the first and last "
+        description="rollouts that get a page beside the report, 50 kB or more: ends takes those of the first and last "
         "stage, and of the stages between those whose answer a phase made right or wrong",
     )
     auditor: AuditorConfig = AuditorConfig()

@@ -148,8 +148,8 @@ class ModelConfig(ConfigSection):
         description="further fields of each request, such as {top_p: 0.9, top_k: 20, min_p: 0.1, repetition_penalty: "
         "1.1}; without them top_p is 1, and the others are the model's own (embedded: of its generation_config.json)",
     )
-    timeout_s: Annotated[float, SAMPLED] = Field(
-        default=60.0, gt=0, le=604_800, description="seconds that one model call may take"
+    timeout_s: Annotated[float | None, SAMPLED] = Field(
+        default=None, gt=0, le=604_800, description="seconds that one call may take; null: 60, with weights here 600"
     )
 
     @field_validator("urls")
@@ -184,6 +184,11 @@ class ModelConfig(ConfigSection):
         if self.sleep and self.python and not self.gpus:
             raise ValueError("sleep needs gpus: vLLM on a processor keeps its memory whatever it is told")
         return self
+
+    @property
+    def call_limit_s(self) -> float:
+        """Seconds that one call may take. On the run's own machine calls wait for each other."""
+        return self.timeout_s or (600.0 if self.has_weights else 60.0)
 
     @property
     def has_weights(self) -> bool:

@@ -101,8 +101,8 @@ class ChatFormat:
         Raises:
             BadRequest: the chat template refuses the conversation, or it is longer than `most`.
         """
-        plain, hidden = self._prepare(messages, tools)
-        text = self._render(plain, tools)
+        plain, shown, hidden = self._prepare(messages, tools)
+        text = self._render(plain, shown)
         if most is not None and (fewest := self.fewest_tokens(_restored(text, hidden))) > most:
             raise _too_long(f"at least {fewest}", most)
         ids = self._tokens(text, hidden)
@@ -131,10 +131,10 @@ class ChatFormat:
         Raises:
             BadRequest: the chat template refuses the conversation, or renders the prompt differently with an answer.
         """
-        question, hidden = self._prepare(messages[:-1], tools)
-        answered, hidden_in_answer = self._prepare(messages[-1:], ())
-        prompt = self._render(question, tools)
-        whole = self._render([*question, *answered], tools, open_turn=False)
+        question, shown, hidden = self._prepare(messages[:-1], tools)
+        answered, _, hidden_in_answer = self._prepare(messages[-1:], ())
+        prompt = self._render(question, shown)
+        whole = self._render([*question, *answered], shown, open_turn=False)
         if not whole.startswith(prompt):
             raise BadRequest(
                 "messages: the model's chat template renders a prompt otherwise once it is answered, so it cannot be "
@@ -145,15 +145,16 @@ class ChatFormat:
 
     def _prepare(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]
-    ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-        """Messages in the template's form, and the text that each placeholder in them replaces."""
+    ) -> tuple[list[dict[str, Any]], list[Any], dict[str, str]]:
+        """Messages in the template's form, the tools, and the text that each placeholder in them replaces."""
         hidden: dict[str, str] = {}
         plain: list[dict[str, Any]] = []
         as_read = [_to_template(message, self.tool_style.raw_arguments) for message in messages]
         for message in self.manners.adapted(as_read, tools):
             pattern = self._special_pattern if message["role"] == "assistant" else self._control_pattern
             plain.append(message if pattern is None else _hide(message, pattern, hidden))
-        return plain, hidden
+        pattern = self._control_pattern
+        return plain, [tool if pattern is None else _hide(dict(tool), pattern, hidden) for tool in tools], hidden
 
     def _render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, open_turn: bool = True

@@ -137,13 +137,7 @@ def check_checkpoint(path: str, dtype: Precision) -> list[str]:
         ConfigError: see `load_checkpoint`; or the tokenizer or chat template is misread.
     """
     folder, shape, language = _without_weights(path)
-    sizes: dict[str, list[int]] = {}
-    for file in _weight_files(folder):
-        with _opened(file, "np") as tensors:
-            shapes = {name: tensors.get_slice(name).get_shape() for name in list(tensors.keys())}
-        _check_memory(list(shapes.values()), dtype, file)
-        sizes |= shapes
-    _check_sizes(sizes, shape, folder)
+    _check_sizes(_fitting(folder, dtype), shape, folder)
     if path in BUNDLED:
         return []
     from chimera.serving.embedded.trial import tried
@@ -239,13 +233,12 @@ def load_weights(folder: Path, shape: Shape, dtype: Precision = "float32") -> "d
     """
     import torch
 
+    _fitting(folder, dtype)
     weights: dict[str, Tensor] = {}
     for file in _weight_files(folder):
         with _opened(file, "pt") as tensors:
-            names = list(tensors.keys())
-            _check_memory([tensors.get_slice(name).get_shape() for name in names], dtype, file)
             # One at a time: a file's numbers are not in memory twice. Copied, because the file may be replaced.
-            for name in names:
+            for name in list(tensors.keys()):
                 weights[name] = _plain(tensors.get_tensor(name), getattr(torch, dtype), name, file)
     _check_sizes({name: weight.shape for name, weight in weights.items()}, shape, folder)
     return weights
@@ -278,17 +271,22 @@ def _opened(file: Path, framework: Literal["np", "pt"]) -> Iterator[Any]:
         raise ConfigError(f"{file} cannot be read ({error}): save the model again") from error
 
 
-def _check_memory(sizes: list[list[int]], dtype: Precision, file: Path) -> None:
-    """Refuse a file whose weights are larger than this machine's memory."""
+def _fitting(folder: Path, dtype: Precision) -> dict[str, list[int]]:
+    """The sizes of all tensors of a folder; refuses weights that are together larger than this machine's memory."""
     import psutil
 
-    size, memory = sum(map(math.prod, sizes)) * BYTES[dtype], psutil.virtual_memory().total
+    sizes: dict[str, list[int]] = {}
+    for file in _weight_files(folder):
+        with _opened(file, "np") as tensors:
+            sizes |= {name: tensors.get_slice(name).get_shape() for name in list(tensors.keys())}
+    size, memory = sum(map(math.prod, sizes.values())) * BYTES[dtype], psutil.virtual_memory().total
     if size > memory:
         raise ConfigError(
-            f"{file}: its weights need {size / 2**30:.0f} GiB as {dtype}, and this machine has "
+            f"{folder}: its weights need {size / 2**30:.0f} GiB as {dtype}, and this machine has "
             f"{memory / 2**30:.0f}: take a smaller model, models.*.dtype=bfloat16, or a server on another machine "
             "(kind: endpoint)"
         )
+    return sizes
 
 
 def _plain(tensor: "Tensor", dtype: "torch.dtype", name: str, file: Path) -> "Tensor":

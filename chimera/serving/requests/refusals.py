@@ -21,7 +21,7 @@ CONSEQUENCES = {
 _KEEP = ("model", "messages", "tools", NEW_LIMIT, "role", "content", "tool_calls", "id", "type", "function")
 _NOT_TAKEN = re.compile(
     r"unsupported|not support|n.t support|unrecogni[sz]ed|unknown|unexpected|not permitted|not allowed|extra_forbidden"
-    r"|only the default|cannot both",
+    r"|only the default|cannot both|unavailable",
     re.IGNORECASE,
 )
 _SHOWN = 160
@@ -54,7 +54,8 @@ def words(body: object, depth: int = 8) -> str:
         return ""
     place = f"{'.'.join(map(str, body['loc']))}: " if isinstance(body.get("loc"), list) else ""
     message = next(filter(None, (words(body.get(name), depth - 1) for name in _WORDS)), "")
-    return message and place + message
+    raw = body["metadata"].get("raw") if isinstance(body.get("metadata"), Mapping) else None  # OpenRouter's
+    return message and place + message + (f": {raw}" if isinstance(raw, str) else "")
 
 
 class RefusedFields:
@@ -102,5 +103,6 @@ def _is_about(name: str, message: str, field: object) -> bool:
     """True if a refusal says that the server does not take the field `name`."""
     if name == LIMIT:  # An answer needs a limit, and a prompt that is too long is often told with its name.
         return NEW_LIMIT in message and bool(_NOT_TAKEN.search(message))
-    named = field == name or (len(name) > 1 and bool(re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", message)))
+    spelled = re.escape(name).replace("_", "[_ ]")
+    named = field == name or (len(name) > 1 and bool(re.search(rf"(?<![\w-]){spelled}(?![\w-])", message)))
     return named and bool(_NOT_TAKEN.search(message))

@@ -34,7 +34,7 @@ from chimera.serving.sharing import share
 from chimera.serving.vllm.engine import start_engine
 from chimera.serving.vllm.front import Front, create_front
 from chimera.serving.vllm.publish import Loaded, ServedWeights
-from chimera.serving.vllm.ready import ServerPlace, wait_for
+from chimera.serving.vllm.replicas import ServerPlace, wait_for
 from chimera.serving.vllm.weights import prepare
 
 GRACE_S = 1
@@ -141,7 +141,7 @@ async def _serve(
     def note(entry: Mapping[str, Any]) -> None:
         append_line(logs / PUBLISHES, dict(entry))
 
-    limits = {slot: model.timeout_s for slot, model in models.items()}
+    limits = {slot: model.call_limit_s for slot, model in models.items()}
     sleepers = {slot for slot, model in models.items() if model.sleep}
     front = Front(weights, limits, serving.context_length, note, sleepers)
     config = uvicorn.Config(

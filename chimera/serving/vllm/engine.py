@@ -12,9 +12,8 @@ from chimera.core.files import read_json_object
 from chimera.processes.child_environment import child_environment
 from chimera.processes.programs import Program
 from chimera.serving.vllm.adapters import switches
+from chimera.serving.vllm.replicas import SERVED
 
-SERVED = "weights"
-"""The name of the model within vLLM, whatever the slot."""
 USUAL = (
     *("--generation-config", "vllm", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
     # Otherwise a model may write white space between the parts of its JSON for ever.

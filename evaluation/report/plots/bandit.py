@@ -112,7 +112,7 @@ def _reward(comparisons: Comparisons, pair: str) -> Comparison | None:
 def _caption(plan: Plan, phase: str, last: Forecast, comparisons: Comparisons) -> str:
     split = SPLITS[plan.split]
     text = (
-        "Blue was estimated from logged choices on training tasks, most of them made while other weights were live; "
+        "Blue was estimated from logged choices on training tasks; "
         f"orange was earned. {split.capitalize()} tasks are other tasks, so their level may differ and their gain "
         "should not. "
         f"The last estimate rests on {last.choices} choices, worth {last.ess:.0f} of the policy's own."

@@ -20,10 +20,17 @@ from evaluation.report.guidance import learned_guidance, told_table
 from evaluation.view.pages.choice import RolloutChoice
 from evaluation.view.pages.curves import outcome_drawings, part_drawings, reward_drawings, update_drawings
 from evaluation.view.pages.desk import ViewDesk, rollouts_address, run_address
-from evaluation.view.pages.earlier import earlier_seconds
 from evaluation.view.pages.figures import Figures
 from evaluation.view.pages.pairs import run_blocks
-from evaluation.view.pages.phases import RunState, ShownPhase, decisions, shown_phases, state_of, time_left
+from evaluation.view.pages.phases import (
+    RunState,
+    ShownPhase,
+    decisions,
+    earlier_seconds,
+    shown_phases,
+    state_of,
+    time_left,
+)
 from evaluation.view.reading.watched import Snapshot, WatchedRun
 
 PAGE = 30

@@ -54,9 +54,6 @@ def returning(value, **options):
     return StructuredTool.from_function(coroutine=mine, **options)
 
 
-# --- what models are told, and arguments
-
-
 def test_the_schema_of_a_tool_with_three_arguments_reaches_the_model():
     roles = load_config(None, [f"roles.Geneticist.tools=[literature_search, {EXAMPLE}]"]).roles
     toolbox = build_toolbox(ToolsConfig(), (), {}, roles=roles)
@@ -151,9 +148,6 @@ async def test_arguments_that_langchain_injects_are_not_asked_of_the_model(box):
     assert not (await call(toolbox, question="why", user="root")).valid
 
 
-# --- results are data
-
-
 @pytest.mark.parametrize(
     ("value", "text"),
     [
@@ -210,9 +204,6 @@ async def test_the_article_behind_the_question_is_removed_from_what_a_tool_found
     base = StructuredTool.from_function(coroutine=mine, response_format="content_and_artifact")
     assert [passage.text for passage in (await call(box(base))).passages] == ["Another study."]
     assert len((await call(box(base, block_source=False))).passages) == 2
-
-
-# --- failures
 
 
 async def test_a_tool_that_raises_is_a_valid_call_that_is_not_ok(box):
@@ -322,9 +313,6 @@ async def test_equal_calls_are_answered_once_and_failures_are_not_kept(box):
     found = await asyncio.gather(*(call(toolbox, number=1) for _ in range(5)))
     assert {result.passages[0].text for result in found} == {"run 2"}
     assert (await call(toolbox, number=2)).passages[0].text == "run 3"
-
-
-# --- the configuration
 
 
 @pytest.mark.parametrize(

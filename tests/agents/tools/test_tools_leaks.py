@@ -92,9 +92,6 @@ def test_equal_titles_are_the_same_and_any_text_is_safe(title, goal):
     same_title(title, goal)
 
 
-# --- planted in recorded answers
-
-
 def tavily_answer(*passages):
     return {
         "results": [

@@ -40,9 +40,6 @@ def fields(request: httpx.Request) -> dict[str, str]:
     return {key: values[0] for key, values in parse_qs(request.content.decode()).items()}
 
 
-# --- what is asked and what comes back
-
-
 async def test_tavily_sends_the_key_in_a_header_and_asks_for_no_generated_answer(live_answers):
     route = live_answers.post("/search").respond(json=TAVILY)
     found = await Tavily(live_http(), 2, KEY, "https://live.example").literature_search("zinc colds")
@@ -203,9 +200,6 @@ async def test_queries_without_words_ask_no_one(live_answers, service):
     assert live_answers.calls.call_count == (1 if service == "Tavily" else 0)
 
 
-# --- the cache
-
-
 @pytest.mark.parametrize("service", SERVICES)
 async def test_equal_searches_are_asked_once(live_answers, service):
     live_answers.post("/esearch.fcgi").respond(json=PUBMED_IDS)
@@ -268,9 +262,6 @@ def test_one_toolbox_serves_several_event_loops(live_answers):
     assert [len(asyncio.run(search(term))) for term in ("apoptosis", "necrosis", "apoptosis")] == [1, 1, 1]
 
 
-# --- through the toolbox
-
-
 @pytest.mark.parametrize(
     ("config", "tool", "url"),
     [
@@ -318,9 +309,6 @@ async def test_live_passages_are_limited_like_local_ones():
     result = await toolbox.call("literature_search", {"query": "zinc"}, brief=BRIEF)
     assert [passage.url for passage in result.passages] == [f"https://a.example/{n}" for n in range(3)]
     assert all(100 < len(passage.text) <= 150 for passage in result.passages)
-
-
-# --- markup
 
 
 @pytest.mark.parametrize(

@@ -105,9 +105,6 @@ async def test_an_error_that_pubmed_reports_inside_its_answer(live_answers):
         await PubMed(live_http(), 2, None, "https://live.example").literature_search("zinc")
 
 
-# --- waiting
-
-
 @pytest.mark.parametrize("status", [429, 500, 503])
 async def test_busy_services_are_tried_again_with_growing_pauses(live_answers, status):
     clock = Clock()

@@ -56,9 +56,6 @@ async def ids(toolbox: Toolbox, tool: str, text: str) -> list[str]:
     return [passage.id for passage in result.passages]
 
 
-# --- what models are offered
-
-
 def test_every_tool_in_the_role_table_exists(toolbox):
     for names in RolesConfig().tool_names().values():
         assert [spec["function"]["name"] for spec in toolbox.specs(names)] == list(names)
@@ -99,9 +96,6 @@ def test_a_tool_without_docstring_is_refused():
 
     with pytest.raises(TypeError, match="silent has no docstring"):
         own_tool(silent, live=False)
-
-
-# --- arguments
 
 
 @pytest.mark.parametrize(
@@ -154,9 +148,6 @@ async def test_a_bug_in_a_back_end_is_not_hidden():
     toolbox = Toolbox([own_tool(literature_search, live=False)], results=1, max_chars=200)
     with pytest.raises(ZeroDivisionError):
         await toolbox.call("literature_search", {"query": "zinc"}, brief=BRIEF)
-
-
-# --- results
 
 
 async def test_literature_search_ranks_the_abstract_that_answers_first(toolbox):

@@ -265,9 +265,6 @@ def test_a_list_of_tools_without_end_is_read_to_a_limit_that_is_named(tmp_path):
         check_tools(missing.tools, missing.roles, {})
 
 
-# --- the configuration
-
-
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

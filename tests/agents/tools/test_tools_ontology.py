@@ -81,9 +81,6 @@ def first(passages):
     return passages[0].id
 
 
-# --- the seed
-
-
 @pytest.mark.parametrize(
     ("name", "accession"),
     [
@@ -155,9 +152,6 @@ def test_kinds_are_kept_apart():
 @pytest.mark.parametrize("text", ["GO:123", "GO:12345678", "apoptosis 0006915", "", "٠٠٠٦٩١٥"])
 def test_other_texts_are_no_go_id(text):
     assert go_id(text) is None
-
-
-# --- importers
 
 
 def test_uniprot_table(ontology_files):
@@ -240,9 +234,6 @@ def test_duplicate_accessions_keep_the_first(ontology_files):
     double.write_text(FASTA + FASTA.replace("Fasta test", "Second"))
     assert build_file(ontology_files / "own.db", double, None) == (1, 0)
     assert open_knowledge(ontology_files / "own.db").proteins("P44444", 1)[0].title == "Fasta test protein"
-
-
-# --- error paths
 
 
 @pytest.mark.parametrize(

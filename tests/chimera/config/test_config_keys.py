@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from message_kit import refused
 from pydantic.fields import FieldInfo
 
-from chimera.config.loader import ConfigSection, absent, effective, keys, sections, validate
+from chimera.config.loader import AnyPath, ConfigSection, absent, effective, keys, sections, validate
 from chimera.config.names_elsewhere import GONE, NAMES, OPTIONS
 from chimera.config.pipeline import SETTINGS_OF
 from chimera.config.sections.models import SLOTS
@@ -44,6 +44,20 @@ def test_any_unknown_key_names_a_valid_one_or_where_they_are_listed(name: str, s
         load_config(None, [f"{section}{name}=1"])
     nearest = re.search(r"the nearest key is (\S+) ", str(caught.value))
     assert nearest[1].removeprefix("pipeline.") in known if nearest else "python -m chimera config" in str(caught.value)
+
+
+@pytest.mark.parametrize("place", ["provider_options", "extra_body.more"])
+def test_a_secret_within_free_fields_is_refused_and_where_one_lies_is_not(place: str):
+    slot = "models.junior={kind: endpoint, model: m, base_url: 'http://127.0.0.1/v1'}"
+    slot = slot.replace("base_url: 'http://127.0.0.1/v1'", "provider: anthropic") if "provider" in place else slot
+    with refused(ConfigError, f"models.junior.{place}.api_key", "environment or .env"):
+        load_config(None, [slot, f"models.junior.{place}.api_key=sk-ant-1"])
+    load_config(None, [slot, f"models.junior.{place}.credentials_profile_name=lab"])
+
+
+def test_a_path_may_begin_with_the_home_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert load_config(None, ["runs_dir=~/runs"]).runs_dir == tmp_path / "runs"
 
 
 @pytest.mark.parametrize(
@@ -206,6 +220,8 @@ def values(field: FieldInfo, name: str, annotation: Any = None) -> st.SearchStra
         return st.floats(
             low, high, allow_nan=False, allow_infinity=False, exclude_min="gt" in bounds, exclude_max="lt" in bounds
         )
+    if annotation == AnyPath:
+        return TEXT
     assert annotation in (str, Path), f"no strategy for {name}: {annotation}"
     return TEXT
 

@@ -221,8 +221,6 @@ def test_broken_rows():
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("d.csv", "a,b", ("d.csv", "'.csv'", "data.path", ".json")),
-        ("d", "{}", ("''", "data.path", ".json")),
         ("d.json", b"PAR1\xff\xfe\x00", ("d.json", "byte 4", "UTF-8")),
         ("d.parquet", b"PAR1 and no more", ("d.parquet", "download it again")),
     ],

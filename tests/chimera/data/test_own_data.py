@@ -302,9 +302,9 @@ FAULTS = [
     ),
     (
         "d.jsonl",
-        [{"q": "Why?", "Label": "yes"}],
+        [{"q": "Why?", "Verdict": "yes"}],
         {"columns": {"goal": "q"}},
-        ("'label'", "q, Label", "data.columns.label=Label"),
+        ("'label'", "q, Verdict", "data.columns.label=Verdict"),
     ),
     (
         "d.csv",
@@ -312,7 +312,7 @@ FAULTS = [
         {},
         ("'goal' or 'question'", "nr, Prompt, final_decision", "data.columns.goal=Prompt"),
     ),
-    ("d.csv", "QUESTION,verdict\nWhy?,yes\n", {}, ("'goal' or 'question'", "data.columns.goal=QUESTION")),
+    ("d.csv", "QUERY,verdict\nWhy?,yes\n", {}, ("'goal' or 'question'", "data.columns.goal=QUERY")),
     ("d.csv", "Question,answer\nWhy?,yes\n", {"columns": {"goal": "query"}}, ("'query'", "data.columns.goal=Question")),
     ("d.csv", "xyz,verdict\nWhy?,yes\n", {}, ("'goal' or 'question'", "xyz, verdict", "set data.columns.goal")),
     ("d.csv", "question,label\nWhy?,yes\nHow?,\n", {}, ("line 3", "column 'label'", "empty", "remove the row")),
@@ -446,6 +446,20 @@ def test_own_data_is_split_like_any_other(tmp_path):
     where = {task.context: part for part in ("train", "validation", "test") for task in getattr(dataset, part)}
     assert all(task in getattr(dataset, where[task.context]) for task in dataset.tasks)
     assert dataset.describe() == "your data, d.jsonl, seed 0: 20 train / 10 validation / 10 test"
+
+
+def test_a_header_may_have_blanks_and_capitals_and_data_without_abstracts_say_so(tmp_path):
+    head, rows = "id, Question, Context, label", [f"{n}, Q {n}?, Text {n}., {['yes', 'no'][n % 2]}" for n in range(20)]
+    path = written(tmp_path, "d.csv", "\n".join([head, *rows]))
+    assert [task.goal for task in read(path)][:2] == ["Q 0?", "Q 1?"]
+    assert all(task.context for task in read(path))
+    shares = {"validation_share": 0.2, "test_share": 0.2}
+    assert load(DataConfig(path=str(path), **shares)).describe().endswith(" test")
+    path.write_text(path.read_text().replace("Context", "Abstract"))
+    assert load(DataConfig(path=str(path), **shares)).describe().endswith("none with an abstract")
+    path.write_text("\n".join(["question,label", *["Same?,yes", "Same?,no"] * 5]))
+    with refused(DataError, "10 tasks split", "10 share a question or an abstract"):
+        load(DataConfig(path=str(path)))
 
 
 def test_many_levels_do_not_spoil_the_mix_of_labels(tmp_path):

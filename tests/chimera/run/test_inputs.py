@@ -10,7 +10,7 @@ from chimera import ask, export, study, train
 from chimera import eval as evaluation
 from chimera.core.errors import RunError
 from chimera.run.directory import Run
-from chimera.run.inputs import changed_inputs, check_inputs
+from chimera.run.inputs import changed_inputs, check_inputs, hash_inputs
 from evaluation.verify.asked import AskedEvaluation, Evaluated
 from training.configuration import load_config
 
@@ -104,6 +104,15 @@ def test_unchanged_and_moved_inputs_pass_and_another_path_is_another_input(run, 
         check_inputs(run.events(), own, own)
     (tmp_path / "data.csv").unlink()
     assert list(changed_inputs(run.events(), own)) == [], "what reads a missing file names it"
+
+
+def test_every_file_of_a_folder_of_data_counts(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.json").write_text("[1]")
+    config = load_config(None, [f"data.path={tmp_path / 'data'}"])
+    before = hash_inputs(config)
+    (tmp_path / "data" / "train.json").write_text("[2]")
+    assert hash_inputs(config)["data.path"] != before["data.path"]
 
 
 def test_a_run_whose_rows_have_ids_of_their_place_is_one_sentence(run):

@@ -63,9 +63,6 @@ def never_read(read, trap, name):
     assert not trap.file.exists()
 
 
-# --- checkpoints of PPO
-
-
 @pytest.fixture(scope="module")
 def checkpoint(serving_model, tmp_path_factory):
     """The engine's folder of a checkpoint; the engine is closed again."""
@@ -95,15 +92,6 @@ def test_a_checkpoint_holds_no_pickle_and_each_of_its_files_may_be_one(checkpoin
             never_read(lambda copy=copy: engine.load(copy), trap, str(copy) if name == "engine.json" else str(planted))
 
     with_engine(serving_model(), try_all)
-
-
-@pytest.mark.parametrize("part", ["model", "optim", "extra_state"])
-def test_the_pickled_checkpoints_of_earlier_versions_are_named_and_never_read(serving_model, tmp_path, trap, part):
-    made_with = {"critic": False, "lora_rank": 0, "seed": 0}
-    (tmp_path / "engine.json").write_text(json.dumps({"updates": 1, "kl_coef": 0.1, "made_with": made_with}))
-    old = trap.plant(tmp_path / "actor" / f"{part}_world_size_1_rank_0.pt", zipped=True)
-    trap.works(old)
-    never_read(lambda: with_engine(serving_model(), lambda engine: engine.load(tmp_path)), trap, str(old))
 
 
 values = st.recursive(
@@ -151,9 +139,6 @@ def test_tied_weights_and_random_states_come_back(tmp_path):
     assert found["r"].dtype == np.uint64
     with pytest.raises(TypeError, match="cannot hold a BytesIO"):
         write_state([io.BytesIO()], tmp_path, "b")
-
-
-# --- model folders
 
 
 @pytest.fixture
@@ -216,9 +201,6 @@ def test_a_models_own_code_is_not_run(serving_model, tmp_path):
     assert not made.exists()
     with refused(ChimeraError, "ppo.verl.model.trust_remote_code", "override_config"):
         PpoEngine(folder, PpoSettings(verl={"model": {"trust_remote_code": True}}), seed=0, total_steps=1)
-
-
-# --- the bandit
 
 
 @pytest.mark.parametrize("name", ["policy.json", "arrays.safetensors"])

@@ -52,9 +52,6 @@ def tokens_of(answer):
     return [choice["token_ids"] for choice in answer["choices"]]
 
 
-# --- answers
-
-
 async def test_an_answer_has_openais_form_and_vllms_token_ids(client):
     answer = await chat(client, return_token_ids=True)
     assert answer["object"] == "chat.completion"
@@ -150,9 +147,6 @@ async def test_many_requests_at_once_each_get_their_own_answer(client):
     assert [[c["message"] for c in a["choices"]] for a in crowd] == [
         [c["message"] for c in a["choices"]] for a in alone
     ]
-
-
-# --- errors
 
 
 async def test_too_long_a_prompt_is_refused_with_both_numbers(client):
@@ -355,9 +349,6 @@ async def test_models_are_listed_with_their_weights(client):
     assert health["counters"]["answers"] > 0
 
 
-# --- rubric
-
-
 async def test_rubric_models_answer_in_the_same_form(client):
     from chimera.rubric.grader import grade
 
@@ -391,9 +382,6 @@ async def test_what_a_rubric_cannot_grade_is_refused(client, fields, message):
     response = await client.post("/v1/chat/completions", json=body)
     assert response.status_code == 400
     assert message in response.json()["error"]["message"]
-
-
-# --- prompts that are too long
 
 
 @pytest.mark.parametrize("unit", ["the rate ", "a", "<|im_end|>", "\u1100\u1161\u11a8", "e\u0301"])

@@ -182,9 +182,6 @@ def test_weights_may_be_sharded(serving_model, tmp_path):
     assert all(torch.equal(loaded[name], tensor) for name, tensor in whole.items())
 
 
-# --- tokenizers and chat templates that are misread
-
-
 def edit_tokenizer(**changes):
     def change(folder):
         file = folder / "tokenizer.json"

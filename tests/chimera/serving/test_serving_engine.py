@@ -184,9 +184,6 @@ def test_requests_are_sampled_by_their_own_rules_and_otherwise_as_the_model_says
         off.close()
 
 
-# --- cache rows
-
-
 class Cache:
     """What an engine's rows would hold if `RowTable`'s plans were carried out: a token list each."""
 

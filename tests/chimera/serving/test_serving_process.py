@@ -78,9 +78,6 @@ def refuses(url):
         return probe.connect_ex((host, int(port))) != 0
 
 
-# --- running
-
-
 async def test_the_society_s_client_talks_to_every_logical_model(running):
     model = HttpModel(running.servers.endpoints)
     role = ROLES["Supervisor"]
@@ -178,9 +175,6 @@ async def test_a_client_that_goes_away_frees_its_rows(running):
     assert after["answers"] - before["answers"] < 100
 
 
-# --- endings
-
-
 def test_leaving_the_block_ends_the_server_and_frees_the_port(serving_model, tmp_path):
     with serve(models(serving_model()), ServingConfig(slots=2), {}, log_file=tmp_path / "log") as servers:
         pid, url = servers.pid, servers.endpoints["junior"].base_url
@@ -241,9 +235,6 @@ def test_the_server_ends_when_its_parent_is_killed(serving_model, tmp_path):
     finally:
         parent.kill()
         parent.wait()
-
-
-# --- not starting
 
 
 def test_a_folder_that_cannot_be_served_is_a_configuration_error(serving_model, tmp_path):

@@ -198,9 +198,6 @@ async def test_answers_through_chat_openai_are_bounded_and_redirections_not_foll
     assert not elsewhere.called
 
 
-# --- the configuration
-
-
 def slots(**settings):
     return [f"models.junior.{key}={value}" for key, value in {"kind": "endpoint", "model": "m1", **settings}.items()]
 

@@ -188,9 +188,6 @@ def test_another_architecture_is_refused(tmp_path):
         locate(str(tmp_path / "some.gguf"))
 
 
-# --- the cache
-
-
 def test_many_make_a_folder_once_and_see_it_whole():
     begun, go_on, times = threading.Event(), threading.Event(), []
 
@@ -226,9 +223,6 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with refused(ConfigError, str(tmp_path / "file"), "XDG_CACHE_HOME"):
         cached("some", lambda folder: None)
-
-
-# --- models by name
 
 
 @pytest.fixture

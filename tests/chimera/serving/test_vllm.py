@@ -191,9 +191,6 @@ def test_a_pickle_is_not_given_to_vllm(serving_model, tmp_path):
         prepare(folder, tmp_path / "served")
 
 
-# --- configuration
-
-
 def slot(**settings):
     return ModelConfig.model_validate({"kind": "vllm", "python": PYTHON, **settings})
 

@@ -26,7 +26,7 @@ from chimera.core.errors import ModelError, RunError
 from chimera.processes.programs import Program
 from chimera.serving.process import serve
 from chimera.serving.vllm.probe import learner_log_probs, probe_tokens
-from chimera.serving.vllm.ready import ServerPlace, wait_for
+from chimera.serving.vllm.replicas import ServerPlace, wait_for
 
 pytestmark = pytest.mark.whole
 

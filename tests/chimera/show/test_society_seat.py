@@ -60,6 +60,23 @@ def test_without_evidence_the_exit_code_says_so(asked, answers):
     assert result["withheld"]["decision"] == "GO"
 
 
+def test_continuing_gives_out_no_answer_that_was_withheld_and_takes_no_verdict_then(asked, answers, tmp_path):
+    answers["HypothesisRefiner"]["evidence"] = ["Nobody wrote this."]
+    withheld = asked("--confirm")[1]["withheld"]
+    name = kept(tmp_path).name
+    code, result, _ = asked("--continue", name, question=())
+    assert (code, result["answer"], result["decision"], result["withheld"]) == (WITHHELD, None, "UNDECIDED", withheld)
+    with refused(RunError, name, "waits for no verdict", lines=None):
+        asked("--continue", name, "--verdict", "reject", "--reason", REASON, question=())
+    with refused(ConfigError, "society.max_tool_calls", "no effect"):
+        asked("--continue", name, "society.max_tool_calls=0", question=())
+
+
+def test_confirm_adds_to_the_decisions_that_are_confirmed(asked, answers):
+    answers["SafetyOfficer"] = {"issues": ["no stopping rule"], "severity": "CRITICAL", "verdict": "REVISE"}
+    assert asked("--confirm", "society.confirm=[NO-GO]")[0] == WAITS
+
+
 def test_a_decision_that_needs_no_confirmation_does_not_wait(asked, tmp_path):
     code, result, _ = asked("society.confirm=[NO-GO,UNDECIDED]")
     assert (code, result["decision"], result["confirmation"]) == (0, "GO", None)

@@ -15,9 +15,8 @@ from chimera.run.directory import Run
 from chimera.show.chart import BOTTOM, LEFT, RIGHT, TOP, Curve, Point, draw, round_ticks
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.view.pages.choice import NO_DECISION, RolloutChoice, sort_key
-from evaluation.view.pages.earlier import earlier_seconds
 from evaluation.view.pages.figures import Figures, pair_up
-from evaluation.view.pages.phases import PhaseWork, shown_phases, state_of, time_left
+from evaluation.view.pages.phases import PhaseWork, earlier_seconds, shown_phases, state_of, time_left
 from evaluation.view.reading.folder import RunsFolder
 from evaluation.view.reading.growing import GrowingFile
 from evaluation.view.reading.rows import read_record, row_of

@@ -16,7 +16,7 @@ def rollout(number, tokens=100, judge=0):
 
 
 def purse(earlier=(), **limits):
-    return Purse(Budget(**limits), PRICES, "judge", earlier)
+    return Purse(Budget(**limits), PRICES, lambda task: "judge", earlier)
 
 
 def test_each_rollout_is_paid_once_with_the_judge_s_tokens_and_its_price():

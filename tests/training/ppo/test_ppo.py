@@ -388,7 +388,7 @@ class MakesAFile:
 
 
 def test_a_run_that_somebody_gave_you_is_resumed_without_running_its_code(straight, tmp_path):
-    """Its checkpoint is of an earlier version, and the ledger knows nothing of it."""
+    """Its checkpoint holds pickles alone, and the ledger knows nothing of it."""
     import torch
 
     made, lab = tmp_path / "code-was-run", MadeUpLab(tmp_path / "run", straight.model)
@@ -402,7 +402,7 @@ def test_a_run_that_somebody_gave_you_is_resumed_without_running_its_code(straig
     for part in ("model", "optim", "extra_state"):
         torch.save({"a": MakesAFile(made)}, engine / "actor" / f"{part}_world_size_1_rank_0.pt")
     shutil.copytree(straight.run.path / "models", lab.run.path / "models")
-    with refused(RunError, "extra_state_world_size_1_rank_0.pt", "pickle", "remove the checkpoint"):
+    with refused(RunError, "actor.json", "cannot be read"):
         asyncio.run(learn(lab))
     assert not made.exists()
     wait_for_engines()

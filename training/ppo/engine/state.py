@@ -42,18 +42,12 @@ def read_state(folder: Path, name: str) -> Any:
     """The inverse of `write_state`.
 
     Raises:
-        RunError: A file is missing or broken, or the folder holds pickles of an earlier version instead.
+        RunError: A file is missing or broken.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     plain, stored = folder / f"{name}.json", folder / f"{name}.safetensors"
-    old = sorted((folder / name).glob("*.pt"))
-    if old and not plain.exists():
-        raise RunError(
-            f"{old[0]} is a pickle, which could run foreign code when it is read, so it is never read: remove the "
-            "checkpoint; its steps are then made again from the recorded rollouts"
-        )
     try:
         encoded = parse_json(plain.read_bytes())
     except (OSError, ValueError) as error:

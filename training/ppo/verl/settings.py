@@ -114,7 +114,7 @@ class PpoSettings(BranchSettings):
         default=40,
         ge=1,
         le=1_000_000,
-        description="calls per optimiser step; the calls of an online step (about 80 by default) are split evenly",
+        description="calls per optimiser step; the calls of an online step are split evenly",
     )
     ppo_max_token_len_per_gpu: int = Field(default=8192, ge=64, le=100_000_000, description="tokens of one micro-batch")
     critic_lr: Annotated[float, OF_CRITIC] = Field(

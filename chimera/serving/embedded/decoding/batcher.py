@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 10.0
 """After so long without jobs a lane gives its cache's memory back, such as while an update is computed."""
+MOST_AT_ONCE = 2048
+"""Tokens of a prompt that are read in one pass: the memory of a pass grows with their number times all before them."""
 
 Finish = Literal["stop", "length", "error"]
 """Why an answer ends: the model or a stop string ended it, its limit was reached, or the grammar broke down."""
@@ -217,6 +219,10 @@ class Lane:
         counters.reused_tokens += plan.reused
         self._live[plan.row] = job
         self._settings = None
+        while len(job.prompt) - job.cached > MOST_AT_ONCE:
+            piece = job.prompt[job.cached : job.cached + MOST_AT_ONCE]
+            self.engine.forward(Singles(), [Chunk(plan.row, piece, job.cached)])
+            job.cached += len(piece)
         self._force(job, counters)
         self._run({}, {plan.row: job})
         self._finish_ended(counters)

@@ -1,5 +1,6 @@
 """Rewrites a JSON schema with the keywords that llguidance compiles, and closes its objects."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations, permutations
@@ -20,6 +21,7 @@ DEPENDENCIES = {"dependencies", "dependentRequired", "dependentSchemas"}
 BRANCHES = {"anyOf", "oneOf", "if", "then", "else"} | DEPENDENCIES
 PARTS = {"allOf", "not", "$ref"} | BRANCHES
 """Keywords whose schemas are for the same value as the schema that has them."""
+_NEGATED = re.compile(r"(?<!\\)(?:\\\\)*\[\^(?!\\x00)")
 MOST_CHOICES, MOST_OPTIONS = 130, 300
 """The most lists or sets of names that are written out, and the most options of a oneOf that are compared."""
 
@@ -38,6 +40,14 @@ class UnsupportedSchema(ValueError):
 
 def _unresolvable(error: Unresolvable, place: str) -> UnsupportedSchema:
     return UnsupportedSchema(f"$ref {error.ref[:80]!r}", place, "names no part of this schema")
+
+
+def _without_nul(pattern: str) -> str:
+    """The pattern with NUL, which no text here holds, left out of negated classes.
+
+    A class that holds NUL lets llguidance 1.9.1 write quotes and backslashes too, which the class may exclude.
+    """
+    return _NEGATED.sub(r"\g<0>\\x00", pattern)
 
 
 def closed_schema(schema: Mapping[str, Any], *, arguments: bool = False) -> dict[str, Any]:
@@ -134,11 +144,13 @@ class _Rewriting:
             # A name may be written twice, and then counts once.
             raise UnsupportedSchema(key, place, "can be kept for named properties alone: lower it to 1")
         if key in ("properties", "patternProperties"):
-            return {key: {name: self.rewrite(part, f"{place}/{name}", {}) for name, part in value.items()}}
+            named = _without_nul if key == "patternProperties" else str
+            return {key: {named(name): self.rewrite(part, f"{place}/{name}", {}) for name, part in value.items()}}
         if isinstance(value, list) and key in ("prefixItems", "items"):
             return {key: [self.rewrite(part, f"{place}/{index}", {}) for index, part in enumerate(value)]}
         if key in ("additionalProperties", "additionalItems", "items"):
             return {key: self.rewrite(value, place, {})}
+        value = _without_nul(str(value)) if key == "pattern" else value
         return {key: value} if key in COMPILED or (key == "format" and value in FORMATS) else {}
 
     def _parts(self, key: str, value: Any, schema: Mapping[str, Any], place: str) -> list[tuple[Any, str]]:
@@ -236,7 +248,8 @@ class _Rewriting:
             parts: list[Any] = []
             match key:
                 case "properties" | "patternProperties":
-                    names |= {CLOSED: True, **{(key, name): True for name in value}}
+                    named = _without_nul if key == "patternProperties" else str
+                    names |= {CLOSED: True, **{(key, named(name)): True for name in value}}
                 case "required":
                     names |= {("properties", name): True for name in value}
                 case "additionalProperties":

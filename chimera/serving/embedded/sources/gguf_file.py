@@ -22,15 +22,28 @@ from chimera.serving.embedded.sources.shapes import (
     RopeScaling,
     Shape,
     expected_tensors,
+    family_of,
     read_shape,
 )
-from chimera.serving.embedded.sources.vocabulary import read_tokenizer
 
 if TYPE_CHECKING:
     from gguf import ReaderTensor
+    from tokenizers import Tokenizer
 
     Tensors = Mapping[str, ReaderTensor]
 
+CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
+"""Kinds of tokens in `tokenizer.ggml.token_type`."""
+QWEN2 = ("qwen2", "deepseek-r1-qwen")
+LLAMA3_WORDS = ("llama-bpe", "llama3", "llama-v3")
+DIGITS = ("smollm", "starcoder", "refact", "command-r")
+"""Each digit by itself, then GPT-2's words."""
+GPT2 = ("gpt-2", "default")
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
+    r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""How Llama 3 and Qwen2 split text; they differ in how many digits one piece may have."""
 MAGIC = b"GGUF"
 FORMAT = 1
 """Of converted folders. Raise it when a conversion gives another folder than before."""
@@ -83,7 +96,7 @@ def convert(file: Path, folder: Path) -> None:
     except Exception as error:  # The library has no error of its own: a broken file ends in any of Python's.
         raise ConfigError(f"{file} is no whole GGUF file ({error}): fetch it again") from error
     settings = _settings(facts, tensors, file)
-    tokenizer = read_tokenizer(facts, file)
+    tokenizer = _read_tokenizer(facts, file)
     _write_weights(read_shape(settings, file), settings["model_type"], tensors, folder, file)
     tokenizer.save(str(folder / "tokenizer.json"))
     ids = {mark: facts.get(f"tokenizer.ggml.{mark}_token_id") for mark in (*MARKS, "eot")}
@@ -102,11 +115,7 @@ def convert(file: Path, folder: Path) -> None:
 
 def _settings(facts: Mapping[str, Any], tensors: "Tensors", file: Path) -> dict[str, Any]:
     """The file's sizes as a config.json has them."""
-    family = facts.get("general.architecture")
-    if not isinstance(family, str) or family not in FAMILIES:
-        raise ConfigError(
-            f"the embedded server runs {', '.join(FAMILIES.values())} models, and {file} holds {family!r}: {ELSEWHERE}"
-        )
+    family = family_of(facts.get("general.architecture"), file)
     scaling = facts.get(f"{family}.rope.scaling.type", "none")
     rope = {
         "rope_theta": facts.get(f"{family}.rope.freq_base", 10_000.0),
@@ -164,3 +173,33 @@ def _write_weights(shape: Shape, family: str, tensors: "Tensors", folder: Path, 
     if unused:
         raise ConfigError(f"{file} has the tensor {min(unused)}, which the engine does not compute: {ELSEWHERE}")
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _read_tokenizer(facts: Mapping[str, Any], file: Path) -> "Tokenizer":
+    """The byte-level tokenizer of a GGUF file; raises ConfigError if it is of a kind that is not known."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
+    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
+
+    kind, split = facts.get("tokenizer.ggml.model"), facts.get("tokenizer.ggml.pre", "default")
+    if kind != "gpt2" or split not in (*GPT2, *DIGITS, *QWEN2, *LLAMA3_WORDS):
+        raise ConfigError(
+            f"{file} has a tokenizer of kind {kind!r} and {split!r}, which is not supported: give the folder in which "
+            "the model was saved with its tokenizer.json"
+        )
+    tokens, kinds = facts["tokenizer.ggml.tokens"], facts["tokenizer.ggml.token_type"]
+    vocabulary = {token: number for number, token in enumerate(tokens) if kinds[number] != UNUSED}
+    merges = [tuple(merge.split(" ")) for merge in facts["tokenizer.ggml.merges"]]
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=split in LLAMA3_WORDS))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    if split in DIGITS:
+        tokenizer.pre_tokenizer = Sequence([Digits(individual_digits=True), tokenizer.pre_tokenizer])
+    elif split not in GPT2:
+        words = Split(Regex(WORDS.format(digits="" if split in QWEN2 else "{1,3}")), "isolated")
+        tokenizer.pre_tokenizer = Sequence([words, ByteLevel(add_prefix_space=False, use_regex=False)])
+    if split in QWEN2:
+        tokenizer.normalizer = normalizers.NFC()
+    for token, what in zip(tokens, kinds, strict=True):
+        if what in (CONTROL, USER_DEFINED):
+            tokenizer.add_tokens([AddedToken(token, special=what == CONTROL, normalized=False)])
+    return tokenizer

@@ -102,18 +102,22 @@ class _Sizes(BaseModel):
     rope_scaling: RopeScaling | None = None
 
 
+def family_of(name: object, place: Path) -> str:
+    """The name of a model's architecture; raises ConfigError if the embedded server does not run it."""
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise ConfigError(
+            f"the embedded server runs {', '.join(FAMILIES.values())} models, and {place} holds {name!r}: {ELSEWHERE}"
+        )
+    return name
+
+
 def read_shape(settings: dict[str, Any], folder: Path) -> Shape:
     """The model's sizes from its config.json.
 
     Raises:
         ConfigError: The engine cannot compute this model, or a size is missing or wrong.
     """
-    family = settings.get("model_type")
-    if not isinstance(family, str) or family not in FAMILIES:
-        raise ConfigError(
-            f"the embedded server runs {', '.join(FAMILIES.values())} models, and {folder} holds model_type "
-            f"{family!r}: {ELSEWHERE}"
-        )
+    family = family_of(settings.get("model_type"), folder)
     rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
     _refuse_other_parts(settings, rope, family, folder)
     sizes = _sizes(settings, rope, folder)
