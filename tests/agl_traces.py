@@ -22,7 +22,9 @@ _LEFT_OUT = ("resource", "context", "parent")
 
 def plain(spans: Iterable[agl.Span]) -> list[Span]:
     """Agent Lightning's spans as our `Span`s, only those that a trace file keeps."""
-    kept = (span for span in spans if plain_spans.is_kept(span.name))
+    kept = (
+        span for span in spans if span.name.startswith("agentlightning.") or span.name in (EXCHANGE, "litellm_request")
+    )
     found = (span.model_dump(mode="json", exclude=set(_LEFT_OUT)) for span in kept)
     return [Span(**{one.name: row[one.name] for one in fields(Span)}) for row in found]
 

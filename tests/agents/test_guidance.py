@@ -24,7 +24,8 @@ HEARS = [f"models.junior.{one}" for one in ("kind=endpoint", "base_url=http://12
 
 
 async def test_prompts_of_the_role_begin_with_what_it_is_told(society_kit) -> None:
-    told = {"lessons": [LESSON], "skills": [SKILL], "examples": [EXAMPLE], "prompt": OWN}
+    itself = {"goal": society_kit.brief.goal, "answer": "yes"}
+    told = {"lessons": [LESSON], "skills": [SKILL], "examples": [itself, EXAMPLE], "prompt": OWN}
     model = society_kit.Model()
     await society_kit.make(model, guidance={"Geneticist": told}).run(society_kit.brief)
     system, user = model.of("Geneticist")[0].messages[:2]

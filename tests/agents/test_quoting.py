@@ -10,9 +10,19 @@ from hypothesis import strategies as st
 
 from agents.roles import ROLES
 from agents.schemas import MAX_QUOTE, Hypothesis
-from agents.tools.text.excerpts import split_sentences
+from agents.tools.text.excerpts import PARAGRAPH, split_sentences
 from agents.visit.prompting import opening, tool_message
-from agents.visit.quoting import MAX_ENUM, answer_format, fault, numbered, numbers, resolved, sentences, texts_read
+from agents.visit.quoting import (
+    MAX_ENUM,
+    answer_format,
+    fault,
+    numbered,
+    numbers,
+    passage_text,
+    resolved,
+    sentences,
+    texts_read,
+)
 from agents.visit.sources import sources_seen, sources_within
 from chimera.core.quotes import MIN_QUOTE_WORDS, occurs
 
@@ -69,6 +79,22 @@ def test_a_refiner_that_is_shown_no_passage_may_repeat_the_evidence_that_it_was_
     assert evidence_of(answer_format(REFINER, messages, "read"))["items"]["enum"] == [SECOND]
     shown = opening(REFINER, GOAL, sources=[{"id": "s-1", "text": TEXT}], hypothesis=FALSE)
     assert FALSE["evidence"][0] not in evidence_of(answer_format(REFINER, shown, "read"))["items"]["enum"]
+
+
+def test_a_junior_that_searches_no_more_may_repeat_what_the_debate_handed_it():
+    handed = opening(GENETICIST, GOAL, hypotheses=[{**TRUE, "author": "you"}])
+    assert evidence_of(answer_format(GENETICIST, handed, "read"))["items"]["enum"] == [SECOND]
+
+
+def test_the_mark_of_a_gap_is_no_part_of_a_quote():
+    assert sentences([f"{FIRST} [...] {SECOND}"]) == [FIRST, SECOND]
+
+
+@given(SENTENCES)
+def test_numbered_sentences_stay_apart_for_whoever_reads_them_next(parts):
+    low = [part[0].lower() + part[1:] for part in parts]
+    (passage,) = numbered([{"id": "s", "text": PARAGRAPH.join(low)}])
+    assert sentences([passage_text(passage)]) == list(passage["sentences"].values())
 
 
 def test_roles_that_do_not_quote_keep_their_schema():

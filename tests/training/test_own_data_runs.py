@@ -74,6 +74,7 @@ async def test_every_study_s_visit_is_a_state_and_a_rollout_replays_from_its_tra
         states = states_of(episode, ["Geneticist", "Pharmacologist"], task)
         studies = [[finding["study"] for finding in state.conversation.answer["findings"]] for state in states]
         assert all(len(of_visit) == 1 for of_visit in studies)
+        assert {state.conversation.stance for state in states} == {None}
         assert {study for (study,) in studies} == {finding["study"] for finding in findings_in(record)}
         assert [[vote.study for vote in state.votes] for state in states] == studies
         assert len({state.name for state in states}) == len(states) > 4

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+from itertools import pairwise
+from types import SimpleNamespace
 from urllib.parse import parse_qs
 
 import httpx
@@ -18,6 +20,7 @@ from live_kit import (
     TAVILY,
     TRIALS,
     UNIPROT,
+    Clock,
     live_http,
 )
 
@@ -92,6 +95,17 @@ async def test_pubmed_needs_no_key_and_no_second_search_when_the_first_gave_enou
     await PubMed(live_http(), 2, None, "https://live.example").literature_search("zinc colds")
     assert search.call_count == 1
     assert "api_key" not in fields(search.calls.last.request)
+
+
+@pytest.mark.parametrize(("key", "gap"), [(None, 1 / 3), (KEY, 1 / 10)])
+async def test_requests_to_pubmed_begin_apart(live_answers, monkeypatch, key, gap):
+    monkeypatch.setattr("agents.tools.live.pubmed.time", SimpleNamespace(monotonic=lambda: 100.0))
+    live_answers.post("/esearch.fcgi").respond(json={"esearchresult": {"idlist": []}})
+    clock = Clock()
+    pubmed = PubMed(live_http(clock), 2, key, "https://live.example")
+    await asyncio.gather(*(pubmed.literature_search(f"zinc{number}") for number in range(6)))
+    assert all(later - earlier > gap for earlier, later in pairwise(sorted(clock.slept)))
+    assert len(clock.slept) == 6
 
 
 async def test_pubmed_without_hits_fetches_nothing(live_answers):

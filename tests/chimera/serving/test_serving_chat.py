@@ -319,7 +319,12 @@ def test_control_tokens_in_described_tools_are_plain_text(tokenizer):
     assert ids.count(tokenizer.token_to_id("<|im_end|>")) == 2
 
 
-# --- encoding what is new
+def test_control_tokens_in_tools_that_the_template_writes_are_plain_text(tokenizer):
+    template = "{{ tools | tojson }}" + PLAIN_TEMPLATE
+    described = {"type": "function", "function": {**TOOL["function"], "description": INJECTION}}
+    ids = ChatFormat(template, without_tags(tokenizer)).encode(asked(*CONVERSATION[:2]), [described])
+    assert ids.count(tokenizer.token_to_id("<|im_end|>")) == 2
+
 
 ROLE = st.sampled_from(["system", "user", "assistant", "tool"])
 TURNS = st.lists(

@@ -1,6 +1,7 @@
 """Folders as checkpoints: what is read from them, and which are refused with what reason."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -13,14 +14,23 @@ from chimera.serving.embedded.checkpoint import check_checkpoint, load_checkpoin
 from chimera.serving.embedded.service import Service
 
 
-def test_weights_larger_than_memory_are_refused_before_they_are_read(serving_model, monkeypatch):
+def test_weights_larger_than_memory_are_refused_before_they_are_read(serving_model, monkeypatch, tmp_path):
     from types import SimpleNamespace
 
-    folder = serving_model(seed=5, tied=False)
+    from safetensors.torch import load_file, save_file
+
+    folder = shutil.copytree(serving_model(seed=5, tied=False), tmp_path / "model")
     size = sum(value.numel() for value in load_checkpoint(str(folder)).weights.values())
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=3 * size))
-    with refused(ConfigError, "model.safetensors", "float32", "models.*.dtype=bfloat16", "kind: endpoint"):
+    with refused(ConfigError, folder, "float32", "models.*.dtype=bfloat16", "kind: endpoint"):
         load_checkpoint(str(folder))
+    whole = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    for number, name in enumerate(whole):  # Each part alone would fit.
+        save_file({name: whole[name]}, folder / f"model-{number}.safetensors")
+    for refuse in (check_checkpoint, load_checkpoint):
+        with refused(ConfigError, folder, "float32"):
+            refuse(str(folder), "float32")
     assert load_checkpoint(str(folder), "bfloat16").weights["model.norm.weight"].dtype == torch.bfloat16
 
 
@@ -74,7 +84,7 @@ def edit_tokenizer_config(folder):
 @pytest.mark.parametrize(
     ("break_it", "message"),
     [
-        (edit_config(model_type="gpt2"), ("model_type 'gpt2'", "kind: endpoint")),
+        (edit_config(model_type="gpt2"), ("holds 'gpt2'", "kind: endpoint")),
         (edit_config(rope_scaling={"rope_type": "yarn", "factor": 4.0}), ("'yarn'", "kind: endpoint")),
         (edit_config(use_sliding_window=True), "sliding-window"),
         (edit_config(hidden_act="gelu"), "'gelu'"),
@@ -102,7 +112,7 @@ def edit_tokenizer_config(folder):
         (edit_config(rope_theta=float("nan")), "rope_theta is nan"),
         (edit_config(eos_token_id=10**6), "names '1000000' as eos token"),
         (edit_config(quantization_config={"bits": 4}), "quantised"),
-        (overwrite("config.json", b"{}"), "model_type None"),
+        (overwrite("config.json", b"{}"), "holds None"),
         (overwrite("config.json", b"[" * 10**5), "nested too deeply"),
         (overwrite("config.json", b"\xff\xfe"), "not valid JSON"),
         (overwrite("tokenizer.json", b"{}"), "tokenizer.json cannot be read"),

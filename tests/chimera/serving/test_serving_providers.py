@@ -287,6 +287,12 @@ REFUSALS = {
     "old": ({"message": "Unrecognized request argument supplied: reasoning_effort"}, "reasoning_effort"),
     "both": ({"message": "`temperature` and `top_p` cannot both be specified for this model."}, "top_p"),
     "schema": ({"message": "response_format is not supported by this model"}, "response_format"),
+    "deepseek": ({"message": "This response_format type is unavailable now"}, "response_format"),
+    "groq": ({"message": "This model does not support response format `json_schema`."}, "response_format"),
+    "openrouter": (
+        {"message": "Provider returned error", "metadata": {"raw": "Unsupported parameter: 'temperature' is odd."}},
+        "temperature",
+    ),
 }
 
 

@@ -150,6 +150,8 @@ def test_visits_come_in_the_order_in_which_they_began_with_what_was_asked_and_to
     (tool,) = asked.tools
     assert (tool.use.tool, tool.use.arguments, tool.use.results) == ("literature_search", '{"query":"it"}', ("p-1",))
     assert tool_texts(tool.answer) == [("p-1", "It fell.")]
+    noted = json.dumps({"results": [], "note": "1 is no evidence (retracted)"})
+    assert tool_texts(noted) == [("note", "1 is no evidence (retracted)")]
     assert [message["role"] for message in asked.new] == ["system", "user"]
     assert [message["role"] for message in answered.new] == ["tool"]
     assert (asked.finish_reason, asked.answer, asked.weights) == ("tool_calls", None, "v1")

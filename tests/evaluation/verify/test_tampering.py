@@ -422,6 +422,24 @@ REBUILT = {
         "its outputs differs from that in traces",
     ),
     "rollouts: a reward beside its trace": (recorded("reward", to=2.0), "its reward differs from that in traces"),
+    "rollouts: failed without an error": (
+        lambda folder: records(folder, rollouts(folder), lambda record: record.update(status="failed")),
+        "its status is 'failed', but its error is None",
+    ),
+    "rollouts: failed without a trace": (
+        lambda folder: records(
+            folder,
+            rollouts(folder),
+            lambda record: record.update(status="failed", error="x", trace=None, seconds=None, outputs={}),
+        ),
+        "it has no trace",
+    ),
+    "rollouts: of another stage": (
+        lambda folder: records(
+            folder, rollouts(folder), lambda record: record["weights_versions"].update(junior=["nano@9"])
+        ),
+        "answered as nano@9",
+    ),
     "rollouts: a failure that was none": (
         lambda folder: records(folder, rollouts(folder), lambda record: record.update(status="failed", error="x")),
         "its error differs from that in traces",

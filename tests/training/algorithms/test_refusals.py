@@ -26,6 +26,7 @@ OF_ONE = [
     ("distil", [REFINER, "slot=senior"], ("teacher is 'vote'",)),
     ("distil", [REFINER, "teacher=greedy", "answers=9"], ("teacher is 'greedy'",)),
     ("distil", ["roles=[ProtocolDesigner]", "teacher=society"], ("ProtocolDesigner", "hypotheses")),
+    ("ppo", ["roles=[juniors]", "states=0", "credit=counterfactual"], ("ppo.credit=counterfactual", "set ppo.credit")),
 ]
 
 

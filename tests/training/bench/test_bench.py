@@ -264,6 +264,7 @@ def test_a_field_that_is_replaced_is_what_the_role_reads(seen):
 def test_a_replay_can_be_by_a_candidate(seen):
     assert seen.first.candidate.record.weights_versions["refiner"] == [seen.weights.version]
     assert seen.first.candidate.record.policy_versions["refiner"] == seen.weights.version
+    assert seen.first.candidate.record.seed != seen.first.counterfactual.record.seed == seen.episodes[0].record.seed
 
 
 def test_no_reader_of_training_rollouts_gets_replays_or_candidates(seen):

@@ -11,7 +11,7 @@ from message_kit import refused
 from record_kit import answered
 from rich.console import Console
 
-from chimera.core.errors import ConfigError
+from chimera.core.errors import ConfigError, RunError
 from chimera.data.tasks import load
 from chimera.run.directory import Run
 from chimera.run.policies import Policy, live
@@ -96,7 +96,10 @@ class FakeLab:
             found = recorded.get(one.task.id)
             if found is None:
                 answer = "no" if version != "base" and place in self.wrong else "yes"
-                found = record(one.task.id, self.rewards[version] + place / 100, answer, stage=stage)
+                reward = self.rewards[version]
+                failed = {"status": "failed", "error": "no JSON", "answer": None, "reward": None, "parts": {}}
+                found = record(one.task.id, (reward or 0) + place / 100, answer, stage=stage)
+                found = replace(found, **failed) if reward is None else found
                 self.made.append((stage, one.task.id))
                 self.run.append_rollout(found.dump(), phase=found.phase)
             yield found
@@ -135,6 +138,18 @@ async def test_the_better_stays_and_the_worse_goes_back_to_what_was_live(tmp_pat
         made, events = list(lab.made), len(list(lab.run.events()))  # Of a run that is killed here, decisions stand.
         assert [await gate.Gate(lab).decide(*pair) for pair in (("sft", first), ("ppo", second))] == [True, False]
         assert (lab.made, len(list(lab.run.events()))) == (made, events)
+
+
+async def test_a_policy_that_makes_every_rollout_fail_is_rolled_back_and_of_a_base_the_run_ends(tmp_path):
+    lab = FakeLab(tmp_path, {"base": 1.0, "first": None})
+    with lab.run:
+        one = gate.Gate(lab)
+        await one.open()
+        assert not await one.decide("sft", policy(lab, "first"))
+        assert next(event for event in lab.run.events() if event["event"] == "rolled_back")["phase"] == "sft"
+    lab = FakeLab(tmp_path / "other", {"base": None})
+    with lab.run, refused(RunError, "rollouts on validation tasks failed", "no JSON"):
+        await gate.Gate(lab).open()
 
 
 async def test_small_losses_do_not_add_up(tmp_path):

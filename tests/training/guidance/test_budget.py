@@ -27,6 +27,13 @@ def test_each_rollout_is_paid_once_with_the_judge_s_tokens_and_its_price():
     assert paid.spent["usd"] == pytest.approx((100 * 1.0 + 50 * 100.0) / 1e6)
 
 
+def test_each_judge_has_its_own_price():
+    judged = Purse(Budget(), PRICES | {"other": [1.0, 1.0]}, {"t1": "judge", "t2": "other"}.__getitem__)
+    judged.pay(rollout(1, 0, judge=100))
+    judged.pay(rollout(2, 0, judge=100))
+    assert judged.spent["usd"] == pytest.approx((100 * 100.0 + 100 * 1.0) / 1e6)
+
+
 def test_questions_are_counted_as_a_whole_each_time():
     paid = purse()
     for _ in range(2):

@@ -262,6 +262,9 @@ def test_in_hindsight_each_hypothesis_earns_the_alignment_of_its_own_answer():
 def test_no_reward_or_no_choice_is_no_event():
     assert ADAPTER.adapt_for_bandit(record_of(choice(None), None)) == []
     assert ADAPTER.adapt_for_bandit(record_of({}, 0.7)) == []
+    voted = choice(None)
+    voted["selection"] = {**voted["selection"], "policy": "vote"}
+    assert ADAPTER.adapt_for_bandit(record_of(voted, 0.7)) == []
 
 
 # --- cost
