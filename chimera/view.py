@@ -30,7 +30,7 @@ def main(argv: list[str]) -> None:
 
     def tell(address: str) -> None:
         print(address, flush=True)
-        print(f"shows the runs in {folder} to who has this address; Ctrl-C ends it", flush=True)
+        print(f"shows the runs in {folder} to whoever has this address; Ctrl-C ends it", flush=True)
 
     with suppress(KeyboardInterrupt):  # It is how a viewer ends.
         serve_view(folder, arguments.port, tell)

@@ -190,9 +190,6 @@ def society_kit():
     )
 
 
-# --- serving: random small models
-
-
 def _serving_model(
     folder, *, seed=0, tied=True, kv_heads=2, layers=2, vocab=512, context=2048, scale=1.0, template=None
 ):
@@ -285,9 +282,6 @@ def serving_model(tmp_path_factory):
         return folders[key]
 
     return make
-
-
-# --- rollouts: a scripted OpenAI server
 
 
 class ScriptedOpenAI:

@@ -1,7 +1,7 @@
 """`python -m chimera serve [RUN]`: an OpenAI-compatible server on this machine, for what a run learned or any model.
 
-It chats, streams, calls tools and follows JSON schemas. It listens on 127.0.0.1 and answers who sends its key, which is
-CHIMERA_API_KEY of the environment or .env, or is made and printed.
+It chats, streams, calls tools and follows JSON schemas. It listens on 127.0.0.1 and answers only requests with its
+key, which is CHIMERA_API_KEY of the environment or .env, or is made and printed.
 """
 
 import argparse

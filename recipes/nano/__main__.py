@@ -1,7 +1,7 @@
-"""`python -m recipes.nano`: make the bundled small model again, from the generator to the model card.
+"""`python -m recipes.nano`: make the bundled small model again, from the generator to the weights.
 
-Two parts: first faultless transcripts, so that reading is learned, then transcripts with planted habits, so that the
-model is mediocre in a way that training can mend. Everything follows from the seed.
+Two parts: first faultless transcripts, so that reading is learned, then transcripts with deliberate weaknesses, so that
+the model is mediocre in a way that training can mend. Everything follows from the seed.
 """
 
 import argparse

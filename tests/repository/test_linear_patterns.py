@@ -50,9 +50,6 @@ OURS = ("evaluation/report/plots/paper.py",)
 """The child is ended after so much processor time, so that a pattern without end ends the test."""
 
 
-# --- which patterns there are
-
-
 def sites() -> Iterator[tuple[str, str, ast.Call]]:
     """Every call of `re` with a pattern: the file, the function that it stands in ("" outside), the call."""
     for file in sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py")):
@@ -110,9 +107,6 @@ def _held(values: Iterable[object]) -> Iterator["re.Pattern[Any]"]:
             yield from _held(value.values())
         elif isinstance(value, tuple | list):
             yield from _held(value)
-
-
-# --- what they are tried on
 
 
 def example(parsed: Any) -> tuple[str, list[str]]:
@@ -223,9 +217,6 @@ def slow(pattern: "re.Pattern[Any]", *, whole: bool = False) -> str | None:
     """The first text on which the pattern's time grows faster than its length, with the times."""
     searches = (Search(pattern, whole, start, unit) for start, unit in texts(pattern))
     return next((fault for search in searches if (fault := search.fault())), None)
-
-
-# --- the tests
 
 
 def test_every_function_that_makes_a_pattern_is_known():

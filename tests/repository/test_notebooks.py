@@ -225,9 +225,6 @@ def test_cells_are_short_and_hold_no_logic(path):
             assert [ast.unparse(line) for line in loop.body] == ["display(step)"]
 
 
-# --- what the second notebook shows things with
-
-
 def test_pieces_of_a_report_are_those_of_its_document(run):
     report, whole = read_report(run.path / "report"), (run.path / "report" / "report.md").read_text()
     assert markdown(report) == whole

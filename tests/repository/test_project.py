@@ -55,9 +55,6 @@ def python(*arguments: str, stdin: str = "", **environment: str) -> subprocess.C
     )
 
 
-# --- commands
-
-
 def test_the_list_of_commands_has_a_line_for_each_and_imports_nothing_heavy():
     for arguments in ((), ("--help",)):
         answer = python("-X", "importtime", "-m", "chimera", *arguments)
@@ -212,9 +209,6 @@ def test_overrides_may_stand_before_between_and_after_options():
     assert (found["seed"], found["data"]["seed"], found["pipeline"]["gather"]["tasks"]) == (1, 3, 2)
 
 
-# --- set-up files
-
-
 def test_the_example_environment_names_every_secret_and_holds_none():
     from dotenv import dotenv_values
 
@@ -366,9 +360,6 @@ def test_the_licence_that_is_declared_is_the_one_that_lies_there():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["license"] == "MIT"
     assert (ROOT / project["license-files"][0]).read_text().startswith("MIT License\n\nCopyright (c)")
-
-
-# --- the import rule
 
 
 @pytest.fixture(scope="module")

@@ -99,9 +99,6 @@ def test_titles():
     assert "majority of 7 sampled calls" in title(of_stage(CONSISTENCY, "base"), 7)
 
 
-# --- the single agent
-
-
 ANSWER = {"evidence": ["It was lower."], "comparison": "asked lower; found lower", "claim": "It works", "answer": "no"}
 
 

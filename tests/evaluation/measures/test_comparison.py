@@ -65,9 +65,6 @@ def one(p, difference=1.0, primary=True, **fields):
     return replace(standard, **fields)
 
 
-# --- what is compared
-
-
 def test_rewards_are_compared_over_the_tasks_that_have_one_in_both():
     labels = ["yes"] * 6
     before = stage(labels, ["yes", "yes", None, "no", "no", "yes"], [1.0, 2.0, 9.0, 0.5, 1.5, 1.0])
@@ -210,9 +207,6 @@ def test_macro_f1s_minimum_detectable_effect_comes_from_its_own_spread():
     found = compare_answers(_by_task(first), _by_task(second), plan(labels), CONFIG)["macro_f1"]
     # 2.8 standard errors are found with 80 %, an interval of 95 % is 3.9 of them wide.
     assert found.mde == pytest.approx((found.high - found.low) / 3.92 * 2.83, rel=0.15)
-
-
-# --- correction and verdicts
 
 
 def test_each_family_is_adjusted_by_itself_over_the_whole_report():

@@ -45,9 +45,6 @@ def rewards(difficulty, share, rng):
     return (difficulty < share) + rng.normal(0.9, 0.15, len(difficulty))
 
 
-# --- intervals
-
-
 @given(VALUES)
 def test_an_interval_contains_the_mean_and_stays_within_the_values(values):
     found = bootstrap_mean(values, **INTERVAL)
@@ -111,9 +108,6 @@ def test_the_interval_of_a_paired_difference_covers_the_truth_as_often_as_it_say
         found = bootstrap_mean(list(after - before), **INTERVAL)
         covered += found.low <= 0.15 <= found.high
     assert covered / EXPERIMENTS == pytest.approx(0.95, abs=0.02)
-
-
-# --- tests
 
 
 @given(st.integers(0, 30), st.integers(0, 30), st.integers(0, 30))
@@ -247,9 +241,6 @@ def test_holm_of_no_test_is_empty():
     assert holm([]) == []
 
 
-# --- what a sample can show
-
-
 @pytest.mark.parametrize("n", [5, 20, 100, 500])
 @pytest.mark.parametrize(("alpha", "power"), [(0.05, 0.8), (0.05, 0.95), (0.1, 0.3)])
 def test_the_minimum_detectable_effect_is_statsmodels(n, alpha, power):
@@ -278,9 +269,6 @@ def test_without_scale_there_is_no_minimum_detectable_effect():
     assert minimum_detectable_effect(0.3, 1, alpha=0.05, power=0.8) is None
     assert minimum_detectable_effect(0.0, 50, alpha=0.05, power=0.8) is None
     assert minimum_detectable_effect(0.3, 50, alpha=0.05, power=0.05) == 0
-
-
-# --- macro-F1
 
 
 def macro_f1(pairs):

@@ -73,9 +73,6 @@ class Model:
         return Completion({"role": "assistant", "content": item}, item, (), "stop", 0, 0, "r", None)
 
 
-# --- the auditor
-
-
 async def test_the_checklist_audits_what_is_recorded():
     judged = await Auditor.of_checklist().audit(RECORDS[1])
     assert (judged.subject, judged.judge, judged.model, judged.error) == ("ro-1", "auditor", "checklist", None)
@@ -133,9 +130,6 @@ async def test_trainings_judge_is_asked_under_its_own_name():
     judged = await Auditor.of_training(model, "judge", "rubric").score("ro-0/empty", work_of(RECORDS[0]))
     assert (judged.subject, judged.judge, judged.model) == ("ro-0/empty", "judge", "rubric")
     assert model.asked[0][0] == "judge"
-
-
-# --- canaries
 
 
 def test_every_canary_could_have_been_written_by_the_society():

@@ -318,9 +318,6 @@ def test_an_answer_in_a_few_words(answer, short):
     assert gist(answer) == short
 
 
-# --- the page
-
-
 class Reader(HTMLParser):
     """Which tags, addresses and texts a page has; tags must be closed in order."""
 
@@ -407,9 +404,6 @@ def test_a_rollout_that_left_nothing_has_a_page_too():
         "No decision was made",
     ):
         assert wanted in text
-
-
-# --- texts of tokens
 
 
 @given(st.text(min_size=1, max_size=60))

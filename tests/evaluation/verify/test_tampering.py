@@ -113,9 +113,6 @@ def test_an_untouched_report_is_accepted_wherever_its_run_was_moved(finished, fo
         assert (found.rollouts, found.replayed) == (6, 6)
 
 
-# --- how somebody tampers
-
-
 def swap_traces(folder):
     one, other = (folder / trace_of(folder, at) for at in (0, 1))
     first, second = one.read_bytes(), other.read_bytes()
@@ -493,9 +490,6 @@ def test_whoever_rebuilds_the_ledger_too_is_found_where_what_is_computed_again_d
     rebuild(folder)
     problems = problems_of(folder)
     assert any(words in problem for problem in problems), problems
-
-
-# --- what nothing but a published hash tells, and what is no tampering
 
 
 def test_a_ledger_that_was_rebuilt_is_seen_by_whoever_has_a_hash_of_it(folder):

@@ -34,9 +34,6 @@ def row(number=1, **changes):
     return row_of(line_of(record), "gather", number, 0)
 
 
-# --- growing files
-
-
 @given(st.lists(st.binary(max_size=12).map(lambda text: text.replace(b"\n", b"")), max_size=12), st.data())
 def test_each_line_is_read_once_whatever_pieces_it_comes_in(tmp_path_factory, lines, data):
     file = tmp_path_factory.mktemp("grows") / "lines"
@@ -97,9 +94,6 @@ def test_a_line_that_is_no_rollout_is_told_and_the_others_are_shown(tmp_path, li
     snapshot = WatchedRun(run).look()
     assert [one.task_id for one in snapshot.all_rows] == ["t-1", "t-5", "t-6"]
     assert len(snapshot.faults) == 1
-
-
-# --- a run as it grows
 
 
 def test_a_run_is_looked_at_again_only_where_it_has_changed(tmp_path):
@@ -212,9 +206,6 @@ def test_what_is_chosen():
         RolloutChoice.read({"low": "x"})
 
 
-# --- figures
-
-
 def test_figures_and_pairs():
     left = [row(1, reward=1.0), row(2, reward=2.0), row(3, reward=None), row(4)]
     right = [row(1, reward=3.0, answer="no"), row(2, reward=1.5), row(3), replace(row(4), label="no")]
@@ -253,9 +244,6 @@ def test_ticks_enclose_the_values_in_equal_steps(low, span):
 def test_no_points_no_chart():
     assert draw("t", [Curve("a", [])]) is None
     assert draw("t", [Curve("a", [Point(1, float("nan"), None, "")])]) is None
-
-
-# --- phases and time left
 
 
 def events(*rows):

@@ -66,9 +66,6 @@ def shown(client, address, status=200):
     return answer.text
 
 
-# --- who may see it
-
-
 @pytest.mark.parametrize("route", ROUTES)
 def test_without_the_key_every_route_answers_401(stranger, route):
     for headers in ({}, {"cookie": f"chimera_view_{PORT}=wrong"}):
@@ -129,9 +126,6 @@ def test_pages_allow_nothing_from_elsewhere_and_nothing_inline(client):
     assert "allow-scripts" not in report
     assert "allow-forms" not in report
     assert "default-src 'none'" in report
-
-
-# --- what leads where
 
 
 def crawl(client):

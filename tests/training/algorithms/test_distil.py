@@ -51,9 +51,6 @@ class Taught(Answers):
         return Completion({"role": "assistant", "content": text}, text, (), "stop", 3, 2, "told", version)
 
 
-# --- the vote
-
-
 @pytest.fixture(scope="module")
 def call(tmp_path_factory):
     bench = Answers(tmp_path_factory.mktemp("calls"))
@@ -88,9 +85,6 @@ def test_an_answer_is_rewritten_in_the_form_of_the_role(call):
     content = rewritten(call, told).asked.choice["message"]["content"]
     assert content.startswith('{"evidence":[')
     assert rewritten(call, told).answer.claim == "<b>"
-
-
-# --- what is learned
 
 
 def test_the_vote_is_learned_once_for_each_prompt(tmp_path):
