@@ -14,6 +14,7 @@ from agents.findings import COMBINED
 from agents.supervisor import VOTE
 from agents.visit.prompting import opening, payload_of
 from chimera.config.roles import JUDGE
+from chimera.config.tree import Config
 from chimera.core.errors import ChimeraError
 from chimera.core.types import ResearchTask
 from chimera.data.tasks import Dataset
@@ -64,7 +65,8 @@ async def rollouts(study: Study, dataset: Dataset) -> Checked:
         where = f"{place.file}:{place.line} (rollout {record.rollout_id})"
         if seen.setdefault(record.rollout_id, f"{place.file}:{place.line}") != f"{place.file}:{place.line}":
             problems.append(f"{where} has the id of {seen[record.rollout_id]}: a rollout counts once")
-        unlike = [*_unlike_task(record, study.config.seed, tasks[record.task_id]), *_unlike_stage(record, stage)]
+        unlike = [*_unlike_task(record, study.config.seed, tasks[record.task_id])]
+        unlike += _unlike_stage(record, stage, study.config)
         if not unlike:
             unlike, done = await _unlike_trace(record, study.run.path, replay, tasks[record.task_id])
             replayed += done
@@ -80,10 +82,7 @@ async def repairs(study: Study, dataset: Dataset) -> Checked:
         if case.repair is None or case.replay is None:
             continue
         repair, record, task = case.repair, case.replay, tasks[case.record.task_id]
-        unlike = [
-            *_unlike_task(record, study.config.seed, task),
-            *_unlike_repair(record, repair, study.plan.final),
-        ]
+        unlike = [*_unlike_task(record, study.config.seed, task), *_unlike_repair(record, repair, study)]
         if not unlike:
             build = partial(start_of, repair, replay, study.run.path, task)
             unlike, done = await _unlike_trace(record, study.run.path, replay, task, build)
@@ -92,9 +91,9 @@ async def repairs(study: Study, dataset: Dataset) -> Checked:
     return Checked(problems, replayed, sum(case.replay is not None for case in study.examined))
 
 
-def _unlike_repair(record: RolloutRecord, repair: Repair, stage: Stage) -> Iterator[str]:
+def _unlike_repair(record: RolloutRecord, repair: Repair, study: Study) -> Iterator[str]:
     """Differences between a replay and its repair."""
-    of = repair.of
+    of, stage = repair.of, study.plan.final
     if (record.task_id, record.repeat) != (of.task_id, of.repeat):
         yield f"it is about task {record.task_id}, repeat {record.repeat}, not about those of {of.rollout_id}"
     if dict(record.policy_versions) != dict(stage.versions):
@@ -102,7 +101,7 @@ def _unlike_repair(record: RolloutRecord, repair: Repair, stage: Stage) -> Itera
     if record.status == "failed":
         return
     if repair.step == "juniors":
-        yield from _unlike_stage(record, stage)
+        yield from _unlike_stage(record, stage, study.config)
     selection = record.outputs.get("selection") or {}
     if repair.step == "supervisor" and (selection.get("policy"), selection.get("author")) != (REPAIR, repair.author):
         yield f"its selection is {selection.get('author')!r} by {selection.get('policy')!r}, not the repair's"
@@ -130,10 +129,10 @@ def _unlike_task(record: RolloutRecord, seed: int, task: ResearchTask) -> Iterat
             yield f"its {name} is {getattr(record, name)!r}, but its outputs say {record.outputs.get(key)!r}"
 
 
-def _unlike_stage(record: RolloutRecord, stage: Stage) -> Iterator[str]:
+def _unlike_stage(record: RolloutRecord, stage: Stage, config: Config) -> Iterator[str]:
     """Sentences about models, and a chooser of the hypothesis, that are not the stage's."""
     for slot, versions in record.weights_versions.items():
-        if versions != [stage.versions.get(slot)]:
+        if config.models[slot].has_weights and versions != [stage.versions.get(slot)]:
             yield f"{slot} answered as {', '.join(versions)}, but {stage.name} has {stage.versions.get(slot)}"
     expected = next((policy.version for policy in stage.policies if policy.part == "choice"), BY_MODEL)
     for selection in (record.outputs.get("selection") or {}, *record.outputs.get("choices", ())):
