@@ -13,10 +13,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "study": ("chimera.study", "train and evaluate with several seeds, and report over all of them"),
     "ask": ("chimera.ask", "put one question to the society and see how it decides"),
     "doctor": ("chimera.doctor", "try every model, tool and resource of a configuration before a run"),
-    "serve": (
-        "chimera.serving.command",
-        "serve what a run has learned, or any model, to OpenAI's and LangChain's clients",
-    ),
+    "serve": ("chimera.serving.command", "serve what a run learned, or any model, to OpenAI's and LangChain's clients"),
     "planted": ("chimera.planted", "serve a model whose errors are known, on which searches over prompts are tried"),
     "view": ("chimera.view", "look at runs on a web page of this machine, also while they go on"),
     "plan": ("chimera.plan", "say what a configuration needs of memory and disk, and what to change"),

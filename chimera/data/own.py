@@ -5,6 +5,7 @@ Each error names the file, the row and what to do.
 
 import hashlib
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -73,6 +74,11 @@ def _column(part: str, columns: Columns, table: Table) -> Any:
         names = [name for word in USUAL[part] for name in (word, *table.columns) if name.lower() == word]
         usual = [name for name in names if name in table.columns]
         if usual or part not in REQUIRED:
+            like = [name for name in table.columns if part == "context" and _part_like(name) == part]
+            if like and not usual:
+                print(
+                    f"note: {table.place}: no abstract is read: is it data.columns.context={like[0]}?", file=sys.stderr
+                )
             return usual[0] if usual else None
         names = " or ".join(map(repr, USUAL[part]))
         raise _no_column(part, f"there is no column {names} for the {WORDS[part]}", USUAL[part][-1], table)

@@ -29,8 +29,8 @@ def three_way_split(
     if not (train and validation and test):
         together = max(map(len, related(tasks)), default=0)
         raise DataError(
-            f"{len(tasks)} tasks split into {len(train)} train / {len(validation)} validation / {len(test)} test "
-            f"({together} share a question or an abstract); all three need tasks: use more tasks or change "
+            f"{len(tasks)} tasks ({together} share a question or an abstract) split into {len(train)} train / "
+            f"{len(validation)} validation / {len(test)} test; all three need tasks: use more tasks or change "
             f"data.validation_share={validation_share} or data.test_share={test_share}"
         )
     return train, validation, test

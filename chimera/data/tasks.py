@@ -92,8 +92,7 @@ class Dataset:
         """One line such as "generated tasks, levels 1-4, seed 0: 600 train / 200 validation / 200 test"."""
         test = f"{len(self.test)} {'official ' if self.official else ''}test"
         sizes = f"{len(self.train)} train / {len(self.validation)} validation / {test}"
-        empty = self.source == "own" and not any(task.context for task in self.tasks)
-        return f"{SOURCE_NAMES[self.source]}, {self.origin}: {sizes}{', none with an abstract' if empty else ''}"
+        return f"{SOURCE_NAMES[self.source]}, {self.origin}: {sizes}"
 
 
 def load(config: "DataConfig") -> Dataset:

@@ -14,8 +14,6 @@ import time
 
 from chimera.core.cli import run_command
 
-CHECK_S = 0.2
-
 
 def main(argv: list[str]) -> int | None:
     """Run the `main` of module `argv[1]` with the arguments after it, as a child of process `argv[0]`."""
@@ -36,7 +34,7 @@ def end_with(parent: int) -> None:
 
 def _watch(parent: int) -> None:
     while os.getppid() == parent:
-        time.sleep(CHECK_S)
+        time.sleep(0.2)
     os._exit(1)
 
 

@@ -448,17 +448,19 @@ def test_own_data_is_split_like_any_other(tmp_path):
     assert dataset.describe() == "your data, d.jsonl, seed 0: 20 train / 10 validation / 10 test"
 
 
-def test_a_header_may_have_blanks_and_capitals_and_data_without_abstracts_say_so(tmp_path):
+def test_a_header_may_have_blanks_and_capitals_and_an_abstract_that_is_not_read_is_told(tmp_path, capsys):
     head, rows = "id, Question, Context, label", [f"{n}, Q {n}?, Text {n}., {['yes', 'no'][n % 2]}" for n in range(20)]
     path = written(tmp_path, "d.csv", "\n".join([head, *rows]))
     assert [task.goal for task in read(path)][:2] == ["Q 0?", "Q 1?"]
     assert all(task.context for task in read(path))
     shares = {"validation_share": 0.2, "test_share": 0.2}
-    assert load(DataConfig(path=str(path), **shares)).describe().endswith(" test")
+    load(DataConfig(path=str(path), **shares))
+    assert not capsys.readouterr().err
     path.write_text(path.read_text().replace("Context", "Abstract"))
-    assert load(DataConfig(path=str(path), **shares)).describe().endswith("none with an abstract")
+    load(DataConfig(path=str(path), **shares))
+    assert "data.columns.context=Abstract?" in capsys.readouterr().err
     path.write_text("\n".join(["question,label", *["Same?,yes", "Same?,no"] * 5]))
-    with refused(DataError, "10 tasks split", "10 share a question or an abstract"):
+    with refused(DataError, "10 tasks (10 share a question or an abstract) split"):
         load(DataConfig(path=str(path)))
 
 

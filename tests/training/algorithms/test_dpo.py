@@ -48,9 +48,6 @@ def identities(pairs):
     return [(pair.state.name, pair.chosen.response_ids, pair.rejected.response_ids, pair.kind) for pair in pairs]
 
 
-# --- which pairs
-
-
 def test_pairs_are_answers_to_one_prompt_of_which_the_one_worth_more_is_preferred(tmp_path):
     bench = Answers(tmp_path)
     pairs, _, figures = drawn(bench, keep_right=0.0, pairs=100)
@@ -141,9 +138,6 @@ def test_no_pair_is_learned_twice(state):
     ]
 
 
-# --- what is held out
-
-
 def test_no_task_has_pairs_on_both_sides(tmp_path):
     for share, held_states in ((0.1, 1), (0.5, 3)):
         train, held, figures = drawn(Answers(tmp_path / str(share)), held_out=share, answers=30, pairs=3)
@@ -167,9 +161,6 @@ def test_all_states_of_a_task_are_held_out_together(state):
     held = [pair.state for group in groups for pair in by_worth(group, 1) if is_held(pair)]
     assert len(held) == 3
     assert len({one.episode.record.task_id for one in held}) == 1
-
-
-# --- what is left out, and what cannot work
 
 
 def test_calls_by_other_weights_are_left_out_and_counted(tmp_path):
