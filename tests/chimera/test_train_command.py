@@ -69,7 +69,7 @@ def test_a_trial_says_at_its_start_and_end_that_it_is_one_also_when_it_is_contin
     lines = ended.stdout.splitlines()
     assert ended.stdout.count(TRIAL) == 2
     assert lines[2] == TRIAL
-    assert next(line for line in lines if line.startswith(f"{TRIAL}:")) in lines[-4:]
+    assert next(line for line in lines if line.startswith(f"{TRIAL};")) in lines[-4:]
     continued = train("--resume", *of_run)
     assert continued.returncode == 0, continued.stderr
     assert continued.stdout.count(TRIAL) == 2
