@@ -266,10 +266,9 @@ def answer(
     from chimera.run.policies import learned_slots, live
     from chimera.run.seals import checked
     from chimera.show.card import show
-    from evaluation.conduct.asked import AskOutcome
+    from evaluation.conduct.asked import AskOutcome, answer_state
     from evaluation.conduct.kept import Kept
     from evaluation.conduct.live_society import build_library, open_society
-    from evaluation.view.answers import answer_state
 
     toys = toy_parts(config.used()) if question.real else []
     secrets = load_secrets(config.secret_names())

@@ -76,9 +76,7 @@ def _column(part: str, columns: Columns, table: Table) -> Any:
         if usual or part not in REQUIRED:
             like = [name for name in table.columns if part == "context" and _part_like(name) == part]
             if like and not usual:
-                print(
-                    f"note: {table.place}: no abstract is read: is it data.columns.context={like[0]}?", file=sys.stderr
-                )
+                print(f"note: {table.place}: no abstract read: is it data.columns.context={like[0]}?", file=sys.stderr)
             return usual[0] if usual else None
         names = " or ".join(map(repr, USUAL[part]))
         raise _no_column(part, f"there is no column {names} for the {WORDS[part]}", USUAL[part][-1], table)

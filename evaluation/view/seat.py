@@ -19,8 +19,8 @@ from chimera.core.secrets import ENVIRONMENT
 from chimera.core.types import LABELS
 from chimera.processes.child_environment import child_environment
 from chimera.processes.children import Command, stop
+from evaluation.conduct.asked import answer_state, notice
 from evaluation.conduct.kept import FOLDER, Kept
-from evaluation.view.answers import answer_state, notice
 from evaluation.view.reading.watched import inside
 
 SeatState = Literal["works", "waits", "takes effect", "done", "broken"]

@@ -43,9 +43,9 @@ def _unresolvable(error: Unresolvable, place: str) -> UnsupportedSchema:
 
 
 def _without_nul(pattern: str) -> str:
-    """The pattern with NUL, which no text here holds, left out of negated classes.
+    """The same pattern, whose negated classes exclude NUL too, which no text here holds.
 
-    A class that holds NUL lets llguidance 1.9.1 write quotes and backslashes too, which the class may exclude.
+    A class that admits NUL admits quotes and backslashes in llguidance 1.9.1, also where the class excludes them.
     """
     return _NEGATED.sub(r"\g<0>\\x00", pattern)
 
@@ -150,7 +150,8 @@ class _Rewriting:
             return {key: [self.rewrite(part, f"{place}/{index}", {}) for index, part in enumerate(value)]}
         if key in ("additionalProperties", "additionalItems", "items"):
             return {key: self.rewrite(value, place, {})}
-        value = _without_nul(str(value)) if key == "pattern" else value
+        if key == "pattern" and isinstance(value, str):
+            return {key: _without_nul(value)}
         return {key: value} if key in COMPILED or (key == "format" and value in FORMATS) else {}
 
     def _parts(self, key: str, value: Any, schema: Mapping[str, Any], place: str) -> list[tuple[Any, str]]:
