@@ -197,6 +197,13 @@ def test_answers_of_a_run_start_no_tool_or_model_that_only_the_run_names(here, p
     assert not executed(here)
 
 
+@pytest.mark.parametrize("place", OF_TRAINING)
+def test_the_baseline_of_labels_alone_loads_no_algorithm_that_only_the_run_names(here, place):
+    plant(here / "runs/evil", merged(PLACES[place][0], {"evaluation": {"labels": True}}))
+    asks_for_trust(evaluate, here, place)
+    assert not executed(here)
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_a_run_goes_on_with_code_that_the_user_names_only(here, place):
     plant(here / "runs/evil", PLACES[place][0])

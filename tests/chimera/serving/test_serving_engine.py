@@ -86,6 +86,15 @@ def test_a_cached_prefix_changes_no_answer(pair):
     assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] - 1
 
 
+def test_a_long_prompt_is_read_in_pieces_and_answered_alike(pair, monkeypatch):
+    service, model = pair
+    monkeypatch.setattr(batcher, "MOST_AT_ONCE", 16)
+    texts = ["4 5 6 " * 20, "4 5 6 " * 20 + "more"]
+    for answer in (ask(service, {"messages": talk(text), "temperature": 0, "max_tokens": 12})[0] for text in texts):
+        assert answer["usage"]["prompt_tokens"] > 32
+        assert_greedy(model, answer, 12)
+
+
 def test_an_idle_model_forgets_its_prefixes_and_answers_as_before(serving_model, monkeypatch):
     rested, release, others = threading.Event(), batcher.release_memory, set(threading.enumerate())
 

@@ -1,14 +1,20 @@
 """What is evaluated: stages from the ledger, tasks in the gate's order, and never a task that was learned from."""
 
+from dataclasses import asdict
+from types import SimpleNamespace
+
 import pytest
 from message_kit import refused
 
 from chimera.core.errors import ConfigError, RunError
 from chimera.data.tasks import load
 from chimera.run.directory import Run
+from chimera.run.jsonl import append_line
 from chimera.run.policies import ROLLED_BACK, WENT_LIVE, Policy
+from evaluation.conduct.recorded_study import baseline_answers
 from evaluation.records.plan import check_unseen, choose_stages, choose_tasks, gate_tasks, rolled_back, stages_of
-from evaluation.records.recorded import own_phase, phases_of
+from evaluation.records.recorded import own_phase, phases_of, side_file
+from evaluation.records.study import BaselineAnswer
 from training.configuration import load_config
 
 BEGAN = {"junior": "nano@0", "senior": "nano@0", "judge": "rubric", "selection": "supervisor's model"}
@@ -120,6 +126,28 @@ def test_the_records_of_a_stage_with_a_long_name_have_a_name_of_their_own(traine
     found = [own_phase("test", stage) for stage in choose_stages(run, None, "shapley", 0.3)]
     assert len(set(found)) == len(found) == 16
     assert all(run.rollouts_file(phase).name == f"{phase}.jsonl" for phase in found)
+
+
+@pytest.mark.parametrize(
+    ("asked", "end"), [(None, "bandit"), ("base,sft", "sft"), ("only-ppo", "only-ppo"), ("base,only-ppo", "only-ppo")]
+)
+def test_the_society_whose_tools_fail_is_the_one_that_the_report_ends_with(trained, asked, end):
+    run = trained((WENT_LIVE, "sft", "junior"), (WENT_LIVE, "ppo", "senior"), (WENT_LIVE, "bandit", "Supervisor"))
+    *stages, failing = choose_stages(run, asked, faults=0.3)
+    assert failing.kind == "faults"
+    assert versions(failing) == versions(next(stage for stage in stages if stage.name == end))
+
+
+def test_answers_to_another_question_or_with_other_tool_calls_are_not_those_of_the_plan(trained):
+    run = trained()
+    final = SimpleNamespace(temperature=None)
+    plan = SimpleNamespace(
+        tasks=[SimpleNamespace(id="t1", goal="Now?")], alone=[], repeats=1, split="test", final=final
+    )
+    for number, (goal, tool_calls) in enumerate([("Now?", 6), ("", None), ("Then?", 6), ("Now?", 12)]):
+        answer = BaselineAnswer("agent@base", "t1", 0, "yes", sample=number, goal=goal, tool_calls=tool_calls)
+        append_line(run.path / side_file("test", "baselines"), asdict(answer))
+    assert [answer.sample for answer in baseline_answers(run, plan, 6)] == [0, 1]
 
 
 def test_what_was_rolled_back_is_no_stage(trained):

@@ -117,9 +117,6 @@ def test_two_answers_with_one_id_are_never_mixed_up():
         ADAPTER.adapt_for_ppo(trace.spans, roles=JUNIORS)
 
 
-# --- Agent Lightning's own adapter
-
-
 def as_theirs(spans, **options):
     return agl.TracerTraceToTriplet(**options).adapt(traces.as_instrumented(spans))
 
@@ -165,9 +162,6 @@ def triplet_id(triplet):
     return triplet.metadata["response_id"]
 
 
-# --- what juniors said
-
-
 @given(rollouts())
 def test_conversations_are_the_last_tries_of_the_juniors_visits(rollout):
     found = ADAPTER.adapt_for_sft(rollout.spans, JUNIORS)
@@ -189,9 +183,6 @@ def test_conversations_are_the_last_tries_of_the_juniors_visits(rollout):
         assert one.weights_version == "v1"
         assert one.messages[0]["content"] == ROLES[one.role].prompt
         assert [tool["function"]["name"] for tool in one.tools] == ["search"]
-
-
-# --- what the supervisor chose
 
 
 SOURCES = [{"id": "17", "text": "It fell."}]
@@ -267,9 +258,6 @@ def test_no_reward_or_no_choice_is_no_event():
     assert ADAPTER.adapt_for_bandit(record_of(voted, 0.7)) == []
 
 
-# --- cost
-
-
 class CountedSpan(agl.Span):
     """A span that counts how often anything of it is read."""
 
@@ -291,9 +279,6 @@ def test_reads_grow_linearly_with_spans(method):
         getattr(ADAPTER, method)(spans, *(() if method == "adapt" else (SENIORS,)))
         per_span.append(COUNT[0] / len(spans))
     assert max(per_span) <= 1.05 * min(per_span)
-
-
-# --- a real rollout
 
 
 @pytest.fixture(scope="module")

@@ -127,9 +127,6 @@ def test_nothing_is_learned_from_a_rollout_without_a_reward():
     assert credit([call()], failed, config(), RewardConfig()) == []
 
 
-# --- sub-goals
-
-
 def exchange(content, found="Zorbex lowered relapse (12% versus 25%)."):
     """A traced call that has read one sentence."""
     read = json.dumps({"results": [{"id": "1", "text": found}], "goal": "?"})
@@ -178,9 +175,6 @@ def test_sub_goals_add_their_share_and_discount_the_end_by_the_calls_that_follow
     )
     found = credit([first, second], record({"alignment": 1.0, "parsed": 0.1}), settings, RewardConfig())
     assert [one.reward for one in found] == pytest.approx([0.3 + 0.5 + 0.05, 0.2 + 1.0 + 0.05])
-
-
-# --- counterfactual
 
 
 @given(calls, parts, parts)

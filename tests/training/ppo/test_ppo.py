@@ -36,9 +36,6 @@ PLAN = PhasePlan("ppo", "ppo", tuple(ROLES), ("senior",))
 ONLINE = Path(__file__).parents[3] / "configs" / "online.yaml"
 
 
-# --- what cannot be trained
-
-
 @pytest.mark.parametrize(
     ("overrides", "complaint"),
     [
@@ -75,9 +72,6 @@ def test_what_cannot_be_trained_is_refused_at_once(overrides, complaint):
 
 
 DATASET = Dataset(tuple(TASKS), tuple(replace(task, id=f"held-{task.id}") for task in TASKS[:2]), (), "generated", "x")
-
-
-# --- the loop
 
 
 async def learn(lab):
@@ -343,9 +337,6 @@ async def test_a_stop_frees_the_engine_for_another(straight, tmp_path):
     await asyncio.to_thread(wait_for_engines)
     result = await learn(MadeUpLab(tmp_path / "next", straight.model, steps=1))
     assert result.figures["updates"] == 1
-
-
-# --- checkpoints
 
 
 def test_progress_survives_its_file(tmp_path):

@@ -135,9 +135,6 @@ def test_a_phase_may_begin_with_another_slots_weights(straight, tmp_path):
     assert digest(tmp_path / result.policy.folder) not in (digest(started), digest(straight.first))
 
 
-# --- ahead: the next step's answers are asked for while the update runs
-
-
 @pytest.fixture(scope="module")
 def ahead(straight, tmp_path_factory):
     """Its first update ends only after the second step's answers have been asked for."""

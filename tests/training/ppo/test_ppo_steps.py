@@ -23,9 +23,6 @@ from training.ppo.verl.settings import PpoSettings
 ROLES = ("HypothesisRefiner", "ProtocolDesigner")
 
 
-# --- the tasks of a step
-
-
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 3))
 def test_no_task_comes_again_before_all_have_come_and_none_twice_in_a_step(count, per_step, seed):
     per_step = min(per_step, count)
@@ -52,9 +49,6 @@ def test_every_rollout_of_a_phase_is_another(n, per_step):
         len({(given.task.id, given.repeat) for given in inputs}) == len({given.seed for given in inputs}) == len(inputs)
     )
     assert {given.phase for given in inputs} == {"ppo"}
-
-
-# --- usable rollouts
 
 
 def in_memory(made):

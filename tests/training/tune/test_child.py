@@ -55,9 +55,6 @@ SETTINGS = {
 }
 
 
-# --- a run with rollouts of juniors who were right
-
-
 def write_trace(path, rollout_id, talks):
     """One trace as a run records it: the exchanges, a span for each visit, the outcome."""
     spans, calls = [], []
@@ -168,9 +165,6 @@ def loss_of(model, rows):
     return -np.mean(learned), -np.mean(everything)
 
 
-# --- what is learned
-
-
 def test_the_first_loss_is_that_of_the_assistants_tokens_alone(trained):
     lab, _ = trained
     ours, of_all = loss_of(model_of(NANO), examples(lab))
@@ -253,9 +247,6 @@ def test_an_only_step_changes_the_weights_although_the_rate_rises_from_0(tmp_pat
     before, _ = loss_of(model_of(NANO), examples(lab))
     lab.run.close()
     assert after < before
-
-
-# --- a run that is continued
 
 
 async def test_a_finished_model_is_kept_and_another_seed_or_set_of_examples_is_not(trained):

@@ -106,9 +106,6 @@ def alive(process):
         return False
 
 
-# --- what needs no process
-
-
 def test_a_loss_that_is_no_number_is_an_error():
     logs = {"loss": float("nan"), "epoch": 0.5}
     with refused(RunError, "nan", "epoch 0.50", "lower the phase's lr"):

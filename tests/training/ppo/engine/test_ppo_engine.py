@@ -26,9 +26,6 @@ WANTED = range(120)
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # pytest resets the filter that the engine sets
 
 
-# --- learning
-
-
 def sampled(engine, folder, seed, prompts=6, peers=8, length=6):
     """Responses of the engine's model to random prompts; the reward is the share of WANTED tokens."""
     import torch
@@ -75,9 +72,6 @@ def test_the_critic_learns_the_values(engine):
     samples = [Sample((5 + place % 2, 9), (7, 8, 9), float(place % 2), "g", "t") for place in range(16)]
     losses = [one.update(samples, step)["critic/vf_loss"] for step in range(25)]
     assert losses[-1] < 0.2 * losses[0]
-
-
-# --- resuming
 
 
 def trained(engine, steps):
@@ -209,9 +203,6 @@ def test_the_process_keeps_its_random_states(engine):
     assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
 
 
-# --- exporting
-
-
 def assert_merges(base, folder, merged):
     """The adapter in `folder` makes the merged weights of those in `base`, when PEFT reads it."""
     from peft import PeftModel
@@ -271,9 +262,6 @@ def test_an_export_that_fails_leaves_the_old_model(engine, serving_model, tmp_pa
         one.export(tmp_path / "model")
     assert (tmp_path / "model" / "model.safetensors").read_bytes() == old
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-
-# --- one engine at a time, and VeRL's configuration
 
 
 def test_a_second_engine_waits_for_the_first_to_close(engine, serving_model):

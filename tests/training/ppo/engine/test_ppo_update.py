@@ -22,9 +22,6 @@ MEASURED = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "ppo_mini_batch_size
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # pytest resets the filter that the engine sets
 
 
-# --- what an update computes
-
-
 log_probs = st.lists(
     st.lists(st.tuples(st.floats(-8, 0), st.floats(-8, 0)), min_size=1, max_size=6), min_size=1, max_size=4
 )

@@ -104,9 +104,6 @@ def test_what_cannot_be_learned_is_said_as_by_one_rank_and_the_ranks_go_on(two):
     assert engine.update(some_samples(0), 0)["actor/optimizer_steps"] == 2
 
 
-# --- checkpoints
-
-
 def test_a_checkpoint_fits_any_number_of_ranks(one, two, tmp_path):
     """Saved by two, it is continued by two bit for bit, by one in this process, and by three."""
     import torch
@@ -139,9 +136,6 @@ def test_a_checkpoint_fits_any_number_of_ranks(one, two, tmp_path):
         found = exported(engine, tmp_path / name)
         assert max(float((found[key] - value).abs().max()) for key, value in expected[1].items()) < 1e-5
     three.close()
-
-
-# --- a rank that dies
 
 
 def test_a_rank_that_is_killed_is_named_and_its_step_can_be_made_again(two, ranks, tmp_path):
