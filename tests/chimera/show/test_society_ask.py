@@ -212,6 +212,14 @@ def test_a_trained_run_answers_with_its_weights_and_its_policy(tmp_path, capsys)
     assert "senior@ppo, Supervisor@bandit (run trained)" in output
     assert "how often it is right: python -m chimera.eval --run trained" in output
     assert re.search(r"The bandit \(Supervisor@bandit\) selects the hypothesis of the \w+: (yes|no|maybe)", output)
+    policies = {"base": [], "end": [senior.dump(), supervisor.dump()]}
+    stages = [{"name": name, "kind": "sequence", "policies": live} for name, live in policies.items()]
+    right = {"alignment": {"mean": 0.5, "low": None, "high": None, "n": 1}}
+    report = {"plan": {"stages": stages, "data": "made up"}, "stages": {"base": {}, "end": right}}
+    (run.path / "report").mkdir()
+    (run.path / "report" / "report.json").write_text(json.dumps(report))
+    main(["--task", task, "--run", "trained", f"runs_dir={tmp_path}"])
+    assert "50.0 % right of 1 tasks, made up" in " ".join(capsys.readouterr().out.split())
     arrays = tmp_path / "trained" / supervisor.folder / "arrays.safetensors"
     arrays.write_bytes(arrays.read_bytes()[:-1] + b"?")
     with refused(RunError, "bandit/arrays.safetensors", "restore it from a copy"):
