@@ -1,8 +1,7 @@
 """How long a run will still take, from what its parts have taken so far.
 
 A part is a phase or a gate's evaluation. The unit of cost is one gathered rollout. Costs of parts that have not begun
-are rough (`training.phases.expected_costs`); the speed is measured, and so is the part that is
-running.
+are rough (`training.phases.expected_costs`); the speed is measured, and so is the part that is running.
 """
 
 import time
@@ -10,6 +9,8 @@ from collections.abc import Callable, Mapping
 
 LEAST_SHARE = 0.1
 """A part that takes longer than expected is taken to have this share of its expected cost left."""
+LEAST_S = 1.0
+"""A part that ends sooner was read from disk, after an earlier start of the run made it: it says nothing of speed."""
 
 
 class TimeForecast:
@@ -24,9 +25,8 @@ class TimeForecast:
         self._costs: dict[str, float] = {}
         self._done: dict[str, float] = {}
         self._running: str | None = None
-        self._began = clock()
+        self._began = self._measured_from = clock()
         self._share = 0.0
-        self._measured_from = clock()
 
     def plan(self, costs: Mapping[str, float]) -> None:
         """The parts that are still to come, in order, with their expected costs."""
@@ -66,7 +66,8 @@ class TimeForecast:
 
     def _rate(self) -> float | None:
         """Measured seconds of one unit of cost."""
-        spent, cost = sum(self._done.values()), sum(self._costs[name] for name in self._done)
+        measured = [name for name, seconds in self._done.items() if seconds >= LEAST_S]
+        spent, cost = sum(self._done[name] for name in measured), sum(self._costs[name] for name in measured)
         if self._running is not None and self._share:
             spent += (self._clock() - self._measured_from) / self._share
             cost += self._costs[self._running]
@@ -77,8 +78,7 @@ class TimeForecast:
             return None
         if self._share:
             return (self._clock() - self._measured_from) * (1 - self._share) / self._share
-        rate = self._rate()
-        if rate is None:
+        if (rate := self._rate()) is None:
             return None
         expected = rate * self._costs[self._running]
         return max(expected - (self._clock() - self._began), LEAST_SHARE * expected)

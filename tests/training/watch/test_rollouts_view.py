@@ -165,6 +165,16 @@ def test_the_time_left_of_the_run_counts_parts_that_are_to_come_at_the_speed_mea
     assert forecast.left() == pytest.approx(2.5 + 75.0)
 
 
+def test_a_part_that_is_read_from_disk_tells_nothing_about_the_time_left():
+    clock = Clock()
+    forecast = TimeForecast(clock)
+    forecast.plan({"gate-base": 50.0, "sft": 100.0})
+    forecast.begin("gate-base")
+    clock.now = 0.2
+    forecast.finish("gate-base")
+    assert forecast.left() is None
+
+
 def test_a_step_s_update_counts_for_the_time_left():
     clock = Clock()
     forecast = TimeForecast(clock)
