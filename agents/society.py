@@ -1,6 +1,6 @@
 """The society: takes a brief and returns the finished research state."""
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,7 +13,7 @@ from agents.nodes import Node
 from agents.person import PERSON
 from agents.roles import SUPERVISOR
 from agents.state import ResearchState, Update, without
-from agents.visit.record import Observer, Operation, no_observer, no_operation
+from agents.visit.record import CallRecord, Observer, Operation, no_observer, no_operation
 from chimera.config.roles import JUNIORS, RolesConfig
 from chimera.config.sections.society import SocietyConfig
 from chimera.core.errors import ConfigError
@@ -39,6 +39,20 @@ class Saved:
     saver: "BaseCheckpointSaver[Any]"
     thread: str
     verdict: Mapping[str, Any] | str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a run begins that goes on from a recorded one.
+
+    Attributes:
+        state: What `Society.before` returned for `role`.
+        records: The calls that it took, for the reward.
+    """
+
+    role: str
+    state: ResearchState
+    records: Sequence[CallRecord]
 
 
 class Society:
@@ -83,6 +97,7 @@ class Society:
         *,
         select: Selector | None = None,
         learned: LearnedSociety = AS_CONFIGURED,
+        start: Start | None = None,
     ) -> ResearchState:
         """Answer `brief` and return the final state. Every model call gets a seed derived from `seed`, if given.
 
@@ -90,12 +105,15 @@ class Society:
             brief: The question, and what the agents may see of its task.
             select: Selects the hypothesis in this run, instead of the society's selector.
             learned: What was learned for the society as a whole.
+            start: Where the run begins; None for the whole task.
 
         Raises:
             RoleError: A role failed or ran out of time; the message names it.
         """
         context = self._context(brief, seed, select, learned)
-        return await self._invoke(build_graph(context.config), _input(brief), context)
+        if start is None:
+            return await self._invoke(build_graph(context.config), _input(brief), context)
+        return await self._invoke(build_graph(context.config, start.role), start.state, context)
 
     async def before(
         self,
@@ -123,24 +141,6 @@ class Society:
         graph = build_graph(context.config)
         state = await self._invoke(graph, _input(brief), context, interrupt_before=[stop])
         return without(state, role) if role in JUNIORS else state
-
-    async def run_from(
-        self,
-        role: str,
-        state: ResearchState,
-        brief: Brief,
-        seed: int | None = None,
-        *,
-        select: Selector | None = None,
-        learned: LearnedSociety = AS_CONFIGURED,
-    ) -> ResearchState:
-        """Run the graph from `role` on, from a state that `before` returned; returns the final state.
-
-        Raises:
-            RoleError: As for `run`.
-        """
-        context = self._context(brief, seed, select, learned)
-        return await self._invoke(build_graph(context.config, role), state, context)
 
     async def stream(
         self,

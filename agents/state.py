@@ -2,9 +2,8 @@
 
 Nodes return updates and never change the state they were given: LangGraph drops changes in place. Every field has one
 writing node, except `advice`, whose writers work one after another, the decision, which a person may change, and the
-fields with a reducer: the three juniors
-write these in the same step, which LangGraph refuses without a reducer (InvalidUpdateError). Values are plain JSON, so
-a state can be logged unchanged.
+fields with a reducer: the three juniors write these in the same step, which LangGraph refuses without a reducer
+(InvalidUpdateError). Values are plain JSON, so a state can be logged unchanged.
 """
 
 import operator

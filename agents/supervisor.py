@@ -57,7 +57,7 @@ async def supervisor_node(state: ResearchState, runtime: Runtime[RunContext]) ->
     return {
         "selected_hypothesis": selected,
         "supervisor_justification": answers[-1][0].justification,
-        "selection": {**_recorded(choice, preferred), "sources": list(candidates.sources)},
+        "selection": _selection(choice, preferred, candidates.sources),
         "messages": {SUPERVISOR: [message for _, messages in answers for message in messages]},
         "sender": SUPERVISOR,
         "turn_count": len(answers),
@@ -73,13 +73,7 @@ async def vote_node(state: ResearchState, runtime: Runtime[RunContext]) -> Updat
     return {
         "selected_hypothesis": selected,
         "supervisor_justification": words,
-        "selection": {
-            "author": selected["author"],
-            "preferred": None,
-            "policy": VOTE,
-            "propensities": None,
-            "sources": list(sources_seen(state["messages"])),
-        },
+        "selection": _selection(Choice(selected["author"], VOTE), None, sources_seen(state["messages"])),
         "sender": SUPERVISOR,
     }
 
@@ -110,13 +104,7 @@ async def combine_node(state: ResearchState, runtime: Runtime[RunContext]) -> Up
         "searches": [*rounds, {}],
         "selected_hypothesis": {"author": COMBINED, **concluded(findings)},
         "supervisor_justification": f"{len(findings)} studies were read in {len(rounds) + 1} rounds of searches.",
-        "selection": {
-            "author": COMBINED,
-            "preferred": None,
-            "policy": COMBINED,
-            "propensities": None,
-            "sources": list(sources_seen(state["messages"])),
-        },
+        "selection": _selection(Choice(COMBINED, COMBINED), None, sources_seen(state["messages"])),
         "sender": SUPERVISOR,
     }
 
@@ -129,6 +117,10 @@ def _search_choice(candidates: Candidates, context: RunContext, number: int) -> 
         choice, preferred = context.select.select(candidates, AGAIN, seed), AGAIN
     _of_author(choice, candidates.hypotheses)
     return choice, preferred
+
+
+def _selection(choice: Choice, preferred: str | None, sources: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+    return {**_recorded(choice, preferred), "sources": list(sources)}
 
 
 def _recorded(choice: Choice, preferred: str | None) -> dict[str, Any]:

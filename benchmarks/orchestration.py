@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -29,7 +29,7 @@ from chimera.config.sections.models import SLOTS
 from chimera.config.tree import Config
 from chimera.data.tasks import Dataset, load
 from chimera.run.directory import Run
-from chimera.serving.client import Completion, Endpoint, HttpModel, RequestOptions, read_completions
+from chimera.serving.client import Endpoint, HttpModel
 from evaluation.records.rollouts import RolloutInput
 from evaluation.rollout.crew import Crew, new_id
 from evaluation.rollout.worker import Job, SocietyWorker, Worker
@@ -84,19 +84,6 @@ class CannedModel(HttpModel):
         return json.dumps(body).encode()
 
 
-class BareModel:
-    """The canned answers as a `chimera.serving.client.Model`: what is read is what a server's body says."""
-
-    def __init__(self, model: CannedModel) -> None:
-        self._model = model
-
-    async def complete(
-        self, key: str, messages: Sequence[Mapping[str, Any]], **options: Unpack[RequestOptions]
-    ) -> Completion:
-        request = self._model.request(key, messages, **options)
-        return read_completions(await self._model.ask(key, request), "canned")[0]
-
-
 @dataclass(frozen=True, slots=True)
 class Cost:
     """Wall and processor seconds of `rollouts` rollouts."""
@@ -128,7 +115,7 @@ class Setting:
 
 async def bare(setting: Setting, count: int, concurrency: int) -> None:
     """The graph and its judge, of which nothing is kept."""
-    config, model = setting.config, BareModel(setting.model)
+    config, model = setting.config, setting.model
     waiting = iter(setting.inputs("bare", count))
 
     async def work() -> None:

@@ -14,6 +14,7 @@ import asyncio
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -174,12 +175,7 @@ def _to_learned(run: Run, config: Config, role: str, servers: ModelServers) -> C
     learned = [policy for policy in events if policy.place == ("weights", slot)]
     if not learned:
         raise ConfigError(f"{run.path.name} learned no weights of models.{slot}, which {role} uses")
-    live = Live(run, config.models, servers)
-
-    def change() -> None:
-        live.put(learned[-1])
-
-    return change
+    return partial(Live(run, config.models, servers).put, learned[-1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,20 +131,8 @@ def memory_of(process: psutil.Process) -> int:
     return 0
 
 
-# --- what is measured
-
-
-def serve_float32(folder: Path, load: Load) -> dict[str, Any]:
-    """The embedded server with float32 weights."""
-    return _serve(folder, load, "float32")
-
-
-def serve_bfloat16(folder: Path, load: Load) -> dict[str, Any]:
-    """The embedded server with bfloat16 weights."""
-    return _serve(folder, load, "bfloat16")
-
-
-def _serve(folder: Path, load: Load, dtype: Precision) -> dict[str, Any]:
+def serve_alone(folder: Path, load: Load, *, dtype: Precision) -> dict[str, Any]:
+    """The embedded server."""
     from chimera.serving.process import serve
 
     models = {"asked": ModelConfig(path=str(folder), dtype=dtype)}
@@ -156,10 +145,11 @@ def _serve(folder: Path, load: Load, dtype: Precision) -> dict[str, Any]:
         figures: dict[str, Any] = {"ready after s": round(time.perf_counter() - began, 1)}
         figures["GiB then"] = round(memory_of(server) / 2**30, 2)
         texts = prompts(folder, 20)
-        asyncio.run(ask(endpoint, texts[:1], concurrency=1, form=free))
+        schema = {"response_format": response_format(ROLES["Geneticist"])}
+        asyncio.run(ask(endpoint, texts[:1], concurrency=1))
         for name, some, at_once, form in (
-            ("one request, tokens/s", texts[1:3], 1, free),
-            ("eight", texts[3:11], 8, free),
+            ("one request, tokens/s", texts[1:3], 1, None),
+            ("eight", texts[3:11], 8, None),
             ("eight in a schema", texts[11:19], 8, schema),
         ):
             start = time.perf_counter()
@@ -186,24 +176,15 @@ def beside_vllm(folder: Path, load: Load) -> dict[str, Any]:
         with serve(models, serving, {}, log_file=log) as ours, vllm(folder, load, serving, dtype) as (endpoint, socket):
             servers = {"embedded": (ours.endpoints["asked"], None), "vLLM": (endpoint, socket)}
             for place, uds in servers.values():
-                asyncio.run(ask(place, texts[:1], concurrency=1, form=free, socket=uds))
+                asyncio.run(ask(place, texts[:1], concurrency=1, socket=uds))
             for turn in range(2):
                 for at_once, some in ((1, texts[1 + turn : 2 + turn]), (8, texts[3 + 8 * turn : 11 + 8 * turn])):
                     for name, (place, uds) in servers.items():
                         start = time.perf_counter()
-                        tokens = asyncio.run(ask(place, some, concurrency=at_once, form=free, socket=uds))
+                        tokens = asyncio.run(ask(place, some, concurrency=at_once, socket=uds))
                         key = f"{dtype}, {at_once} at once, {name}"
                         best[key] = max(best.get(key, 0.0), tokens / (time.perf_counter() - start))
     return {name: f"{rate:.1f} tokens/s" for name, rate in best.items()}
-
-
-def free(prompt: str) -> dict[str, Any]:
-    return {}
-
-
-def schema(prompt: str) -> dict[str, Any]:
-    """Answers in a role's JSON schema."""
-    return {"response_format": response_format(ROLES["Geneticist"])}
 
 
 async def ask(
@@ -211,7 +192,7 @@ async def ask(
     prompts: list[str],
     *,
     concurrency: int,
-    form: Callable[[str], dict[str, Any]],
+    form: Mapping[str, Any] | None = None,
     socket: Path | None = None,
 ) -> int:
     """Ask all prompts, `concurrency` at a time, through a Unix socket if one is named; returns the generated tokens."""
@@ -220,7 +201,7 @@ async def ask(
     async def request(client: httpx.AsyncClient, prompt: str) -> int:
         body = {"model": endpoint.model, "messages": [{"role": "user", "content": prompt}], "max_tokens": NEW}
         async with gate:
-            response = await client.post("/chat/completions", json=body | form(prompt))
+            response = await client.post("/chat/completions", json={**body, **(form or {})})
         response.raise_for_status()
         return response.json()["usage"]["completion_tokens"]
 
@@ -238,7 +219,7 @@ def vllm(folder: Path, load: Load, serving: ServingConfig, dtype: Precision) -> 
     from chimera.processes.children import stop
     from chimera.serving.client import Endpoint
     from chimera.serving.vllm.engine import SERVED, start_engine
-    from chimera.serving.vllm.replicas import ServerPlace, wait_for
+    from chimera.serving.vllm.replicas import Replica, wait_for
 
     model = ModelConfig(kind="vllm", path=str(folder), dtype=dtype, python=load.vllm, cache_gib=0.5)
     with tempfile.TemporaryDirectory(dir="/tmp") as short:
@@ -246,8 +227,8 @@ def vllm(folder: Path, load: Load, serving: ServingConfig, dtype: Precision) -> 
         log = folder.parent / "vllm.log"
         program = start_engine(model, serving, 0, folder, socket, log, "vLLM", "a-key")
         try:
-            place = ServerPlace("vLLM", "http://vllm", "a-key", socket=socket, program=program)
-            asyncio.run(wait_for(place, time.monotonic() + 600))
+            server = Replica("vLLM", "http://vllm", "a-key", socket=socket, program=program)
+            asyncio.run(wait_for(server, time.monotonic() + 600))
             yield Endpoint("http://vllm/v1", SERVED, "a-key"), socket
         finally:
             stop([program], seconds=10)
@@ -316,11 +297,7 @@ def society(folder: Path, load: Load) -> dict[str, Any]:
     from training.configuration import load_config
 
     settings = [f"models.junior.path={folder}", "models.junior.dtype=bfloat16", "models.junior.timeout_s=600"]
-    settings += [
-        "models.junior.max_tokens=200",
-        "data.size=40",
-        f"serving.threads={load.threads}",
-    ]
+    settings += ["models.junior.max_tokens=200", "data.size=40", f"serving.threads={load.threads}"]
     config = load_config(overrides=settings)
     data = tasks.load(config.data)
 
@@ -338,17 +315,8 @@ def society(folder: Path, load: Load) -> dict[str, Any]:
     return {"rollout": asyncio.run(play())[:200]}
 
 
-def sft(folder: Path, load: Load) -> dict[str, Any]:
-    """One optimiser step of fine-tuning on examples of 512 tokens, all weights."""
-    return _sft(folder, load, rank=0)
-
-
-def sft_lora(folder: Path, load: Load) -> dict[str, Any]:
-    """The same with LoRA of rank 16, merged at the end."""
-    return _sft(folder, load, rank=16)
-
-
-def _sft(folder: Path, load: Load, rank: int) -> dict[str, Any]:
+def sft(folder: Path, load: Load, *, rank: int = 0) -> dict[str, Any]:
+    """One optimiser step of fine-tuning on examples of 512 tokens: all weights, or LoRA that is merged at the end."""
     from training.tune.child import Spec
     from training.tune.process import TuningProcess
 
@@ -373,17 +341,8 @@ def _sft(folder: Path, load: Load, rank: int) -> dict[str, Any]:
     return {"steps": sum(report["event"] == "step" for report in reports), "written": (out / "config.json").is_file()}
 
 
-def ppo(folder: Path, load: Load) -> dict[str, Any]:
-    """One PPO update of calls of 256 tokens each, all weights, and the folder written."""
-    return _ppo(folder, load, rank=0)
-
-
-def ppo_lora(folder: Path, load: Load) -> dict[str, Any]:
-    """The same with LoRA of rank 16, merged at the end."""
-    return _ppo(folder, load, rank=16)
-
-
-def _ppo(folder: Path, load: Load, rank: int) -> dict[str, Any]:
+def ppo(folder: Path, load: Load, *, rank: int = 0) -> dict[str, Any]:
+    """One PPO update of calls of 256 tokens each, and the folder written: all weights, or LoRA that is merged there."""
     import torch
 
     from training.ppo.engine.batch import Sample
@@ -413,17 +372,16 @@ def _ppo(folder: Path, load: Load, rank: int) -> dict[str, Any]:
     return figures
 
 
-Step = Callable[[Path, Load], dict[str, Any]]
-STEPS: Mapping[str, Step] = {
-    "serve-float32": serve_float32,
-    "serve-bfloat16": serve_bfloat16,
+STEPS: Mapping[str, Callable[[Path, Load], dict[str, Any]]] = {
+    "serve-float32": partial(serve_alone, dtype="float32"),
+    "serve-bfloat16": partial(serve_alone, dtype="bfloat16"),
     VLLM: beside_vllm,
     "mismatch": mismatch,
     "society": society,
     "sft": sft,
-    "sft-lora": sft_lora,
+    "sft-lora": partial(sft, rank=16),
     "ppo": ppo,
-    "ppo-lora": ppo_lora,
+    "ppo-lora": partial(ppo, rank=16),
 }
 
 

@@ -193,7 +193,7 @@ def _fill(
     secrets = load_secrets(config.secret_names())
     learning = learned_slots(run.events()) | ({config.slot(ROLE.name)} if config.evaluation.labels else set())
     check_models(config.used(), secrets, learning=learning)
-    allow_files("rollouts.concurrency", config.rollouts.concurrency)
+    allow_files(config.rollouts.concurrency)
     settings = _label_settings(run, config) if config.evaluation.labels else None
     conductor = Conductor(
         run=run,

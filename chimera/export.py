@@ -10,9 +10,8 @@ import argparse
 import json
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ import yaml
 
 from chimera.core.cli import parse_arguments
 from chimera.core.errors import ConfigError, RunError, suggestion
+from chimera.show.model_card import DSPY_FILE, GUIDANCE_FILE, ROLE_FILE, LearnedRole, model_card
 
 if TYPE_CHECKING:
     from agents.context import Guided
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from chimera.config.tree import Config
     from chimera.run.directory import Run
     from chimera.run.policies import Policy
-    from chimera.show.model_card import Gain
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 SETTINGS = (
@@ -36,27 +35,7 @@ SETTINGS = (
 )
 """Files of a model folder that are copied beside its weights."""
 GENERATION = "generation_config.json"
-CARD, ROLE_FILE, ORIGIN = "README.md", "role.json", "chimera.json"
-GUIDANCE_FILE, DSPY_FILE = "guidance.yaml", "dspy.json"
-
-
-@dataclass(frozen=True, slots=True)
-class LearnedRole:
-    """What a role of a run has learned: the policy, the phase that made it, and the slot whose model plays the role."""
-
-    run: "Run"
-    config: "Config"
-    role: str
-    slot: str
-    policy: "Policy"
-    phase: str
-    guidance: "Guided"
-    """What roles have learned to be told in the run."""
-
-    @property
-    def is_weights(self) -> bool:
-        """True for weights, False for a choice among hypotheses or guidance."""
-        return self.policy.part == "weights"
+CARD, ORIGIN = "README.md", "chimera.json"
 
 
 def main(argv: list[str]) -> int | None:
@@ -198,7 +177,8 @@ def _fill(learned: LearnedRole, source: Path, draft: Path, command: str) -> None
         "sha256": files,
     }
     _dump(draft / ORIGIN, origin)
-    (draft / CARD).write_text(_card(learned, command), encoding="utf-8")
+    licence = licence_of(model.path) if learned.is_weights else "mit"
+    (draft / CARD).write_text(model_card(learned, _report(learned.run), licence, command), encoding="utf-8")
 
 
 def _files(source: Path, weights: bool) -> list[Path]:
@@ -269,108 +249,6 @@ def role_settings(name: str, config: "Config", learned: "Guided | None" = None) 
     }
 
 
-def _card(learned: LearnedRole, command: str) -> str:
-    from chimera.config.sections.bundled import is_bundled
-    from chimera.show.model_card import CardFacts, model_card
-
-    run, config, model = learned.run, learned.config, learned.config.models[learned.slot]
-    toy = model.has_weights and is_bundled(model.path)
-    report = _report(run)
-    sharing = [name for name in type(config.roles).model_fields if config.slot(name) == learned.slot]
-    commit = str(run.environment.get("commit") or "unknown")[:12]
-    return model_card(
-        CardFacts(
-            name=f"{learned.role} of {run.name}",
-            version=learned.policy.version,
-            run=run.name,
-            role=learned.role,
-            roles=sharing if learned.is_weights else [learned.role],
-            base=_base(model),
-            licence=licence_of(model.path) if learned.is_weights else "mit",
-            learned=_algorithm(learned),
-            data=_data(config, report),
-            warning="A toy that knows invented studies only. It does not understand medicine." if toy else "",
-            measured=None if report is None else f"{len(report['plan']['tasks'])} {report['plan']['split']} tasks",
-            alone=report is not None and learned.phase in [stage["own_name"] for stage in _sequence(report)],
-            gains=[] if report is None else list(gains(report, learned.phase)),
-            confidence=0.95 if report is None else float(report["settings"]["confidence"]),
-            use={"weights": USE_WEIGHTS, "choice": USE_CHOICE, "guidance": USE_GUIDANCE}[learned.policy.part],
-            command=command,
-            made=f"Chimera at commit {commit}, run of {run.environment['created'][:10]}",
-        )
-    )
-
-
-USE_WEIGHTS = f"""```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-model, tokenizer = AutoModelForCausalLM.from_pretrained("FOLDER"), AutoTokenizer.from_pretrained("FOLDER")
-```
-
-```bash
-vllm serve FOLDER --generation-config FOLDER
-python -m chimera train models.junior.path=FOLDER          # or any other slot
-```
-
-`{ROLE_FILE}` holds the prompt, the names of the tools and the JSON schema with which the role was trained.
-"""
-USE_CHOICE = """This folder holds no language model. It is the supervisor's learned choice among the juniors'
-hypotheses: `policy.json` (settings) and `arrays.safetensors` (the reward model's parameters).
-
-```python
-from pathlib import Path
-from agents.context import Candidates
-from agents.policies.bandit import load_policy
-chances = load_policy(Path("FOLDER")).probabilities(Candidates(goal, hypotheses, sources), greedy=True)
-```
-
-No setting loads it into another run: `python -m chimera ask --run` and `eval --run` use it from the run itself.
-"""
-
-
-USE_GUIDANCE = f"""This folder holds no language model. It is what the role learned to be told beside its task.
-
-```bash
-python -m chimera train --config FOLDER/{GUIDANCE_FILE}     # or copy what it holds into your own configuration
-```
-
-`{ROLE_FILE}` holds the whole prompt with examples, lessons and the JSON schema of the answer, for any other program.
-`{DSPY_FILE}` is the state of a DSPy program:
-
-```python
-import dspy, json
-predict = dspy.Predict("goal -> ...")           # the outputs that `{DSPY_FILE}` names
-predict.load_state(json.load(open("FOLDER/{DSPY_FILE}")))
-```
-"""
-
-
-def _base(model: "ModelConfig") -> str:
-    """The model that training began with."""
-    from chimera.config.sections.bundled import BUNDLED
-
-    if not model.has_weights:
-        return f"{model.model}, by its server" if model.model else "a rubric"
-    return f"Chimera's bundled model, {model.path}" if model.path in BUNDLED else model.path
-
-
-def _algorithm(learned: LearnedRole) -> str:
-    """The algorithm of the phase, and whether an adapter was merged."""
-    phase = learned.config.pipeline[learned.phase]
-    words = f"`{phase.algorithm or learned.phase}` (phase `{learned.phase}`)"
-    if not learned.is_weights:
-        return words
-    rank, start = getattr(phase, "lora_rank", 0), getattr(phase, "start", None)
-    what = f"LoRA of rank {rank}, merged into the weights" if rank else "all weights"
-    return f"{words}, {what}{f', beginning with the weights of {start!r} at that time' if start else ''}"
-
-
-def _data(config: "Config", report: Mapping[str, Any] | None) -> str:
-    if report is not None:
-        return str(report["plan"]["data"])
-    names = {"generated": "generated tasks (invented studies)", "hub": "PubMedQA (qiaojin/PubMedQA)"}
-    return f"{names.get(config.data.path, config.data.path)}, seed {config.data.seed}"
-
-
 def licence_of(path: str) -> str | None:
     """The licence of a base model: MIT for the bundled one, or what the model card in its folder says; else None."""
     from chimera.config.sections.bundled import BUNDLED, NAMED
@@ -399,31 +277,6 @@ def _report(run: "Run") -> dict[str, Any] | None:
         return read_json_object(file)
     except (OSError, ValueError) as error:
         raise RunError(f"{file} is no report ({error}): evaluate the run again") from error
-
-
-def _sequence(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The report's stages in the order of the run, from "base" on."""
-    return [stage for stage in report["plan"]["stages"] if stage["kind"] == "sequence"]
-
-
-def gains(report: Mapping[str, Any], phase: str) -> "Iterator[Gain]":
-    """The comparisons of a report about `phase`: its stage beside the stage before it, and the whole run beside base.
-
-    The last is also there if the report lacks the stage of the phase, because it is part of the whole.
-    """
-    from chimera.show.model_card import METRICS, Gain
-
-    stages = _sequence(report)
-    pairs: dict[str, str] = {}
-    for before, after in pairwise(stages):
-        if after["own_name"] == phase:
-            pairs[f"{before['name']}:{after['name']}"] = f"after {phase}, beside {before['title']}"
-    if len(stages) > 1:
-        pairs.setdefault(f"{stages[0]['name']}:{stages[-1]['name']}", "the whole run, beside base")
-    for pair, title in pairs.items():
-        if pair in report["comparisons"]:
-            comparison = report["comparisons"][pair]
-            yield Gain(title, {name: comparison[name] for name in METRICS if name in comparison})
 
 
 if __name__ == "__main__":

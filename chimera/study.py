@@ -61,7 +61,7 @@ class StudyJob:
     arguments: tuple[str, ...]
     stages: str | None
     keys: tuple[str, ...]
-    trust: tuple[str, ...] = ()
+    trust: tuple[str, ...]
 
 
 def main(argv: list[str]) -> None:

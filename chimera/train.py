@@ -68,7 +68,6 @@ def main(argv: list[str]) -> int | None:
     from chimera.serving.process import check_models
     from chimera.show.next import after_interruption, after_training, print_next
     from evaluation.measures.families import check as check_families
-    from evaluation.records.plan import check_ids
     from training.gate.decide import check as check_gate
     from training.phases import at_most, check_rollouts, choose_names, expected_costs, make_phases
     from training.session import train
@@ -87,7 +86,7 @@ def main(argv: list[str]) -> int | None:
         from agents.tools.toolbox import check_tools
 
         check_tools(config.tools, config.roles, secrets)
-    allow_files("rollouts.concurrency", config.rollouts.concurrency)
+    allow_files(config.rollouts.concurrency)
     check_unattended(config.society)
     check_guidance(config.society, dataset)
     check_families(config)
@@ -102,12 +101,10 @@ def main(argv: list[str]) -> int | None:
     if arguments.check:
         if arguments.resume and (config.runs_dir / name / "config.yaml").exists():
             Run.open(name, config.runs_dir).changed(config)
-            check_ids(Run.open(name, config.runs_dir), config, dataset)
         print(f"nothing was started: {', '.join(names)} can run on {dataset.describe()}")
         print(at_most(phases, config))
         return 0
     with Run.create(name, config, resume=arguments.resume) as run:
-        check_ids(run, config, dataset)
         trial = arguments.quick or is_trial(run.events())
         costs = expected_costs(phases, config)
         run.ledger("planned", phases=list(names), families=config.evaluation.families, trial=trial, costs=costs)

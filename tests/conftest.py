@@ -54,8 +54,6 @@ async def never(*_):
     await asyncio.Event().wait()
 
 
-# --- society: a scripted model and toolbox
-
 HYPOTHESIS = {"evidence": ["The rate was lower (p=0.01)."], "comparison": "lower", "claim": "It works", "answer": "yes"}
 APPROVAL = {"issues": [], "severity": "NONE", "verdict": "APPROVE"}
 SOCIETY_ANSWERS: dict[str, dict[str, Any]] = {
@@ -366,13 +364,11 @@ class ScriptedOpenAI:
 @pytest.fixture(scope="module")
 def scripted_openai():
     """A running `ScriptedOpenAI`; its `url` ends in /v1."""
-    import threading
-
-    import uvicorn
     from fastapi import FastAPI, Request
     from fastapi.responses import JSONResponse
+    from web_kit import serving
 
-    scripted, app, ready = ScriptedOpenAI(), FastAPI(), threading.Event()
+    scripted, app = ScriptedOpenAI(), FastAPI()
 
     async def chat(request: Request):
         status, body, *headers = await scripted.answer(await request.json())
@@ -380,22 +376,9 @@ def scripted_openai():
         return JSONResponse(body, status_code=status, headers=dict(headers))
 
     app.post("/v1/chat/completions")(chat)
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"))
-
-    async def serve():
-        task = asyncio.create_task(server.serve())
-        while not server.started:  # noqa: ASYNC110  uvicorn has no event for it
-            await asyncio.sleep(0.01)
-        ready.set()
-        await task
-
-    thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
-    thread.start()
-    ready.wait()
-    scripted.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/v1"
-    yield scripted
-    server.force_exit = server.should_exit = True
-    thread.join(10)
+    with serving(app) as address:
+        scripted.url = f"{address}/v1"
+        yield scripted
 
 
 def make_scripted_run(folder, server):

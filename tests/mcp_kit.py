@@ -1,8 +1,9 @@
 """MCP servers for tests: a program that speaks through its input and output, and one on loopback."""
 
 import sys
-import threading
 from contextlib import contextmanager
+
+from web_kit import serving
 
 PROGRAM = '''
 import asyncio, os, sys
@@ -53,8 +54,6 @@ def write_program(folder):
 @contextmanager
 def serve_http():
     """A server over streamable HTTP; yields its address and the list of the keys that it was called with."""
-    import uvicorn
-
     names = {"__name__": "mcp_lab_server"}
     exec(PROGRAM, names)
     inner, keys = names["server"].streamable_http_app(), []
@@ -63,22 +62,8 @@ def serve_http():
         keys.extend(value.decode() for name, value in scope.get("headers", []) if name == b"authorization")
         await inner(scope, receive, send)
 
-    ready = threading.Event()
-
-    class Server(uvicorn.Server):
-        async def startup(self, sockets=None):
-            await super().startup(sockets)
-            ready.set()
-
-    server = Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    ready.wait()
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/mcp", keys
-    finally:
-        server.force_exit = server.should_exit = True
-        thread.join(10)
+    with serving(app, log_level="critical") as address:
+        yield f"{address}/mcp", keys
 
 
 AWKWARD = r"""

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from message_kit import PROTOCOL
 from record_kit import scored
 
 from chimera.config.tree import Config
@@ -16,18 +17,7 @@ from training.watch.wandb.mirror import wandb_mirror
 KEY = "0123456789abcdef" * 2 + "01234567"
 WAIT_SECONDS = 600.0
 POLICY = Policy("weights", "junior", "junior@sft", "models/junior/sft")
-PROTOCOL = {
-    "design": "trial",
-    "population": "adults",
-    "intervention": "drug",
-    "comparator": "placebo",
-    "outcome": "rate",
-    "sample_size": 120,
-    "analysis": "log-rank",
-    "safeguards": "board",
-    "expected": "yes",
-    "amendments": ["report harms", "blind the raters"],
-}
+AMENDMENTS = ["report harms", "blind the raters"]
 PATIENCE = dict.fromkeys(("WANDB_INIT_TIMEOUT", "WANDB_FINISH_TIMEOUT", "WANDB__SERVICE_WAIT"), str(WAIT_SECONDS))
 
 
@@ -35,7 +25,10 @@ def rollout(number, *, reward=0.5, phase="gather"):
     parts, outputs = {}, {}
     if reward is not None:
         parts = {"alignment": reward / 2, "novelty": reward / 2}
-        outputs = {"research_goal": f"Does drug{number} work?", "final_protocol": PROTOCOL}
+        outputs = {
+            "research_goal": f"Does drug{number} work?",
+            "final_protocol": {**PROTOCOL, "amendments": AMENDMENTS},
+        }
     return scored(f"r{number}", f"t{number}", reward, phase=phase, parts=parts, outputs=outputs, seconds=1.0)
 
 

@@ -1,9 +1,9 @@
 """Servers of providers for tests, on loopback: Anthropic's Messages API, Ollama's chat API, and OpenAI's."""
 
 import json
-import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from web_kit import answering
 
 USAGE = {"prompt_tokens": 11, "completion_tokens": 7, "total_tokens": 18}
 
@@ -79,28 +79,11 @@ def serve(play):
     """A running `Providers`."""
     providers = Providers(play)
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def answer(path, headers, body):
+        status, found = providers.answer(path, dict(headers), json.loads(body))
+        kind = "application/x-ndjson" if "/api/" in path else "application/json"
+        data = found if isinstance(found, bytes) else json.dumps(found).encode() + b"\n"
+        return status, {"content-type": kind}, data
 
-        def do_POST(self):
-            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            status, body = providers.answer(self.path, dict(self.headers), asked)
-            data = body if isinstance(body, bytes) else json.dumps(body).encode() + b"\n"
-            self.send_response(status)
-            self.send_header("content-type", "application/x-ndjson" if "/api/" in self.path else "application/json")
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    providers.url = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
+    with answering(answer) as providers.url:
         yield providers
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -1,17 +1,16 @@
 """A run made by hand, with its evaluation: what each figure of its report must be can be computed beside it."""
 
 import io
-from html.parser import HTMLParser
 
 import numpy as np
 from message_kit import PROTOCOL
+from record_kit import answered
 from rich.console import Console
 
 from chimera.run.directory import Run
 from chimera.run.jsonl import append_line
 from chimera.run.policies import Policy
 from chimera.show import terminal
-from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import Plan, PlannedTask, Stage
 from evaluation.report.content.head import brief
 from evaluation.scores.judge import CRITERIA
@@ -44,19 +43,14 @@ VETO = "peer review: 2 of 3 evidence sentences are in no source"
 
 def make_record(stage, task, weights):
     decision = DECISIONS[stage.name][task]
-    common = {
-        "rollout_id": f"ro-{stage.name}-{task}",
-        "task_id": f"t{task}",
-        "source": "generated",
-        "level": 1,
+    about = {
         "phase": f"gate-{stage.name}",
-        "repeat": 0,
         "seed": task,
         "label": LABELS[task],
         "policy_versions": dict(stage.versions),
     }
     if decision is None:
-        return RolloutRecord(**common, status="failed", error=FAILURE, answer=None, decision=None, reward=None)
+        return answered(f"ro-{stage.name}-{task}", f"t{task}", None, **about, error=FAILURE)
     veto = VETO if (stage.name, decision) == ("base", "NO-GO") else None
     scores = scores_of(stage.name, task)
     parts = {name: weights[name] * score for name, score in scores.items()}
@@ -85,14 +79,13 @@ def make_record(stage, task, weights):
         "final_evaluation": {"scores": scores, "error": None},
     }
     calls = {"model_calls": 12 + task, "tool_calls": 4, "failed_tool_calls": task % 2, "repairs": 0}
-    return RolloutRecord(
-        **common,
-        status="succeeded",
-        error=None,
-        answer=LABEL_OF[decision],
-        decision=decision,
+    return answered(
+        f"ro-{stage.name}-{task}",
+        f"t{task}",
+        LABEL_OF[decision],
+        float(np.sum(list(parts.values()))),
+        **about,
         veto=veto,
-        reward=float(np.sum(list(parts.values()))),
         parts=parts,
         outputs=outputs,
         counts={**calls, "prompt_tokens": 1000 + task, "completion_tokens": 400},
@@ -146,30 +139,6 @@ def write_run(folder):
                 call = {**row, "baseline": "single@base", "answer": VOTES[sample], "error": None, **used}
                 append_line(side / "baselines.jsonl", call)
     return Run(run.path)
-
-
-class Reader(HTMLParser):
-    """The page's tags, ids and links, and whether every tag that is opened is closed."""
-
-    VOID = ("meta", "br", "link", "img", "hr", "input")
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.ids, self.links, self.tags, self.loads = [], [], [], [], []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        found = dict(attrs)
-        self.tags.append(tag)
-        self.ids += [found["id"]] if "id" in found else []
-        self.links += [found["href"]] if "href" in found else []
-        self.loads += [found["src"]] if "src" in found else []
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
 
 
 def printed(report, width=200):

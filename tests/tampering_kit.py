@@ -1,5 +1,6 @@
 """How somebody tampers with a finished run and its report: changes of files, entries, traces, plans and the ledger."""
 
+import dataclasses
 import gzip
 import json
 from hashlib import sha256
@@ -122,15 +123,11 @@ def _sizes(folder):
 
 
 def tasks(choose):
-    return lambda plan: Plan(**{**vars_of(plan), "tasks": tuple(choose(plan.tasks))})
+    return lambda folder: replan(folder, lambda plan: dataclasses.replace(plan, tasks=tuple(choose(plan.tasks))))
 
 
 def stages(choose):
-    return lambda plan: Plan(**{**vars_of(plan), "stages": tuple(choose(plan.stages))})
-
-
-def vars_of(plan):
-    return {name: getattr(plan, name) for name in Plan.__slots__}
+    return lambda folder: replan(folder, lambda plan: dataclasses.replace(plan, stages=tuple(choose(plan.stages))))
 
 
 def chain(folder, change):
@@ -173,8 +170,16 @@ def rebuild(folder, change=lambda events: events):
     chain(folder, events)
 
 
-def event_lines(change):
-    return lambda folder: lines(folder, "ledger.jsonl", change)
+def place(folder, name):
+    return name(folder) if callable(name) else name
+
+
+def changed_lines(name, change):
+    return lambda folder: lines(folder, place(folder, name), change)
+
+
+def replaced(name, old, new):
+    return lambda folder: replace(folder, place(folder, name), old, new)
 
 
 def set_in(record, path, value):
@@ -189,7 +194,16 @@ def reported(*path, to):
 
 
 def recorded(*path, to):
-    return lambda folder: records(folder, rollouts(folder), lambda record: set_in(record, path, to))
+    return updated(rollouts, lambda record: set_in(record, path, to))
+
+
+def updated(name, change):
+    return lambda folder: records(folder, place(folder, name), change)
+
+
+def scored(name, to):
+    """The score of impact in the first line of what `evaluation` holds under `name`."""
+    return updated(lambda folder: side(folder, name), lambda row: set_in(row, ("scores", "impact"), to))
 
 
 def told(*path, to):
@@ -198,7 +212,7 @@ def told(*path, to):
 
 def appended(name, text="{}\n"):
     def tamper(folder):
-        file = folder / (name(folder) if callable(name) else name)
+        file = folder / place(folder, name)
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("a") as opened:
             opened.write(text)
@@ -207,4 +221,4 @@ def appended(name, text="{}\n"):
 
 
 def removed(name):
-    return lambda folder: (folder / (name(folder) if callable(name) else name)).unlink()
+    return lambda folder: (folder / place(folder, name)).unlink()

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+from record_kit import answered
+
 from chimera.config.tree import Config
 from chimera.run.directory import Run
-from evaluation.records.rollouts import RolloutRecord
 from evaluation.traces.spans import Position, exchange_span, operation_span, outcome_span, write
 from evaluation.traces.token_records import Objective, TokenRecord, tokens_file, write_tokens
 from evaluation.traces.token_texts import load_tokenizer
@@ -26,15 +27,11 @@ LOST_BY_THE_REFINER = {
 
 def rollout(number, phase, task, **changes):
     values = {
-        "status": "succeeded", "error": None, "answer": "yes", "decision": "GO", "reward": 1.0, "label": "yes",
-        "parts": {"alignment": 1.0, "clarity": 0.0}, "seconds": 1.0,
+        "phase": phase, "seed": 1, "parts": {"alignment": 1.0, "clarity": 0.0}, "seconds": 1.0,
         "visits": {"Geneticist/1": {"calls": 2, "prompt": 7, "completion": 3}, "Supervisor/1": {"calls": 1}},
         "tool_calls": {"Geneticist": 1}, "outputs": {"research_goal": f"Does {task} work?"}, **changes,
     }  # fmt: skip
-    return RolloutRecord(
-        rollout_id=f"ro-{number:012x}", task_id=task, source="generated", level=1, phase=phase, repeat=0, seed=1,
-        **values,
-    )  # fmt: skip
+    return answered(f"ro-{number:012x}", task, **values)
 
 
 def learned(run, record, text=ANSWER):

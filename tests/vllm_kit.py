@@ -168,10 +168,9 @@ class ScriptedVllm:
 
 
 @asynccontextmanager
-async def scripted_replicas(prepared, folder, count, *, on_cpu=True, make=ScriptedVllm):
-    """Servers of the weights in `prepared`, which `make` makes, and the replicas that stand for them."""
+async def scripted_replicas(prepared, folder, count, device="cpu"):
+    """Servers of the weights in `prepared`, and the replicas that stand for them."""
     # As a program this file has no chimera to import.
-    from chimera.serving.connections import Connections
     from chimera.serving.vllm.replicas import Replica
 
     async with AsyncExitStack() as stack:
@@ -180,12 +179,23 @@ async def scripted_replicas(prepared, folder, count, *, on_cpu=True, make=Script
         sockets.mkdir()
         servers, replicas, changed = [], [], asyncio.Event()
         for number in range(count):
-            server, socket = make(prepared, changed=changed), sockets / str(number)
+            server, socket = ScriptedVllm(prepared, device=device, changed=changed), sockets / str(number)
             servers.append(await stack.enter_async_context(server.serve(socket)))
-            connections = Connections(str(socket))
-            stack.push_async_callback(connections.aclose)
-            replicas.append(Replica(f"server {number + 1}", "http://x", "", connections, "weights", on_cpu))
+            replicas.append(Replica(f"server {number + 1}", "http://x", "a-key", socket, on_cpu=device == "cpu"))
+            stack.push_async_callback(replicas[-1].connections.aclose)
         yield servers, replicas
+
+
+def served_model(source, folder, value):
+    """A copy of a model's folder, of which scripted servers compute `value` for each token."""
+    shutil.copytree(source, folder)
+    (folder / TABLE).write_text(json.dumps([value] * 80))
+    return folder
+
+
+def learner(folder, tokens, dtype):
+    """What the learner computes with a model's folder: the same as scripted servers."""
+    return json.loads((folder / TABLE).read_text())[: len(tokens) - 1]
 
 
 def add_adapter(folder, base, more):
@@ -196,20 +206,20 @@ def add_adapter(folder, base, more):
     (folder / "adapter" / "adapter_model.safetensors").write_text(str(more))
 
 
-def write_python(folder, behaviour="", kit=__file__):
-    """A program that stands for the Python of vLLM's environment; `behaviour` is an argument of the `main` of `kit`."""
+def write_python(folder, behaviour=""):
+    """A program that stands for the Python of vLLM's environment; `behaviour` is an argument of `main`."""
     file = folder / f"python{behaviour}"
-    file.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(kit).absolute()} {behaviour or "serve"} "$@"\n')
+    file.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__).absolute()} {behaviour or "serve"} "$@"\n')
     file.chmod(0o700)
     return str(file)
 
 
-def main(behaviour, arguments, make=ScriptedVllm):
+def main(behaviour, arguments):
     given = dict(pairwise(arguments))
     if behaviour == "broken":
         sys.exit("no CPU backend found")
     print("serving", given["--model"], flush=True)
-    server = make(given["--model"])
+    server = ScriptedVllm(given["--model"])
     server.takes_adapters = "--enable-lora" in arguments and os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING") == "1"
     server.order = Path(given["--uds"]).with_name("end")
     if "--enable-sleep-mode" not in arguments:

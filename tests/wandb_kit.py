@@ -1,11 +1,12 @@
 """A scripted W&B server: as much of it as one run needs."""
 
 import base64
-import functools
 import gzip
 import json
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
+
+from web_kit import answering
 
 STATUS = {"": 200, "down": 500, "refusing": 401, "silent": 500}
 
@@ -21,15 +22,22 @@ class FakeWandb:
         self.trouble = ""
         self.asked = threading.Event()
         self.end = threading.Event()
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(FakeWandbHandler, self))
-        self.server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self._open = ExitStack()
+        self.url = self._open.enter_context(answering(self.reply, every_method=True))
 
     def close(self):
         self.end.set()
-        self.server.shutdown()
-        self.server.server_close()
+        self._open.close()
+
+    def reply(self, path, headers, body):
+        body = gzip.decompress(body) if headers.get("content-encoding") == "gzip" else body
+        authorization = headers.get("authorization", " ").split(" ")[1]
+        self.keys.add(base64.b64decode(authorization).decode().removeprefix("api:"))
+        self.asked.set()
+        if self.trouble == "silent":
+            self.end.wait()
+        answer = json.dumps(self.answer(path, body) if not self.trouble else {}).encode()
+        return STATUS[self.trouble], {"content-type": "application/json"}, answer
 
     def answer(self, path, body):
         if path == "/graphql":
@@ -73,31 +81,3 @@ class FakeWandb:
         if "viewer" in query:
             return {"viewer": {"id": "u", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}}}
         return {}
-
-
-class FakeWandbHandler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def __init__(self, fake, *args):
-        self.fake = fake
-        super().__init__(*args)
-
-    def do_POST(self):
-        body = self.rfile.read(int(self.headers.get("content-length", 0)))
-        body = gzip.decompress(body) if self.headers.get("content-encoding") == "gzip" else body
-        authorization = self.headers.get("authorization", " ").split(" ")[1]
-        self.fake.keys.add(base64.b64decode(authorization).decode().removeprefix("api:"))
-        self.fake.asked.set()
-        if self.fake.trouble == "silent":
-            self.fake.end.wait()
-        answer = json.dumps(self.fake.answer(self.path, body) if not self.fake.trouble else {}).encode()
-        self.send_response(STATUS[self.fake.trouble])
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    do_GET = do_PUT = do_POST
-
-    def log_message(self, format, *args):
-        pass

@@ -27,13 +27,12 @@ from chimera.serving.vllm.adapters import BESIDE
 from training.learning.fine_tuning import TuneSettings
 from training.model.chunked_head import LOGITS
 from training.ppo.verl.settings import PpoSettings
+from training.tune.child import LARGE_MODEL
 
 GB, MB = 2**30, 2**20
 FLOAT32 = 4
 ADAM = 2
 """Numbers that AdamW keeps of each trained parameter: two moments (Kingma and Ba 2015)."""
-LARGE_MODEL = 500_000_000
-"""From so many parameters on, fine-tuning recomputes activations (`training.tune.child`)."""
 LAB, RANK, TUNER, SERVER, VLLM = (size * MB for size in (450, 750, 900, 320, 1200))
 """Processes without a model, of vLLM 0.32 its two."""
 KNOWN: Mapping[str, Mapping[str, Any]] = {

@@ -7,11 +7,11 @@ estimates need no estimated propensities.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agents.context import Candidates, Choice, Selector, SupervisorChoice
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SelectionSpec:
-    """Which selector a rollout uses, as stored in its resources.
+    """Which selector a rollout uses.
 
     Attributes:
         policy: Version of the learned policy; None if the supervisor's model chooses.
@@ -32,13 +32,6 @@ class SelectionSpec:
     policy: str | None
     folder: str | None
     exploration: float
-
-    def dump(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def load(cls, data: Mapping[str, Any]) -> "SelectionSpec":
-        return cls(**data)
 
 
 def make_selector(spec: SelectionSpec, *, greedy: bool = False) -> Selector:

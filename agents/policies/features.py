@@ -82,7 +82,7 @@ def features(candidates: Candidates, hashed: int, labels: Sequence[Label] = LABE
 
     names = _names(tuple(labels))
 
-    goal = _content(candidates.goal)
+    goal = content_stems(candidates.goal)
     passages = Passages.of(goal, [source["text"] for source in candidates.sources])
     rows = []
     for hypothesis in candidates.hypotheses:
@@ -138,7 +138,7 @@ def _cues(candidates: Candidates, hypothesis: Hypothesis) -> dict[str, float]:
 def _overlaps(candidates: Candidates, hypothesis: Hypothesis, goal: set[str], passages: Passages) -> dict[str, float]:
     """Share of one text's words in another. Cues about sources are 0 if the juniors have seen no sources."""
     quotes: list[str] = hypothesis["evidence"]
-    quoted, claimed = _content(" ".join(quotes)), _content(hypothesis["claim"])
+    quoted, claimed = content_stems(" ".join(quotes)), content_stems(hypothesis["claim"])
     stated = numbers(hypothesis["comparison"])
     cues = {
         "question in quotes": share(quoted, goal),
@@ -207,13 +207,8 @@ def _hash(tokens: list[list[str]], columns: int) -> "Rows":
     return counts / np.maximum(np.linalg.norm(counts, axis=1, keepdims=True), 1e-12)
 
 
-def _content(text: str) -> set[str]:
+def content_stems(text: str) -> set[str]:
     """Stems of the words that are no stop words."""
-    return stems(text, _stop_words())
-
-
-@cache
-def _stop_words() -> frozenset[str]:
     from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
-    return ENGLISH_STOP_WORDS
+    return stems(text, ENGLISH_STOP_WORDS)

@@ -2,10 +2,13 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pydantic import ConfigDict, create_model
 
 from agents.tools.literature import LiteratureIndex
 from agents.tools.live.go import QuickGO
-from agents.tools.live.http import LiveHttp
+from agents.tools.live.http import LiveHttp, SearchCache
 from agents.tools.live.proteins import UniProt
 from agents.tools.live.pubmed import NCBI_KEY, PubMed
 from agents.tools.live.tavily import TAVILY_KEY, Tavily
@@ -22,15 +25,26 @@ TOOL_KEYS = (NCBI_KEY, TAVILY_KEY)
 
 
 def own_tool(search: Search, *, live: bool) -> Tool:
-    """The tool that `search` makes, by its own name, docstring and the one parameter in its signature."""
+    """The tool that `search` makes, by its own name, docstring and the one parameter in its signature.
+
+    Equal searches of a live tool are asked once.
+    """
     name = getattr(search, "__name__", type(search).__name__)
     description = inspect.getdoc(search)
     if not description:
         raise TypeError(f"tool {name} has no docstring: models read it as the tool's description")
     ((parameter, details),) = inspect.signature(search).parameters.items()
-    base = SearchTool.of(search, parameter, details.annotation, " ".join(description.split()))
+    cache = SearchCache()
+
+    async def cached(text: str) -> Sequence[Passage]:
+        return await cache.get(text, lambda: search(text))
+
+    find = cached if live else search
+    fields: dict[str, Any] = {parameter: (details.annotation, ...)}
+    schema = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
+    base = SearchTool(name=name, description=" ".join(description.split()), args_schema=schema, search=find)
     # The search itself, and not LangChain's `ainvoke`, which costs a quarter of a millisecond more a call.
-    return Tool(name, base, lambda arguments: search(arguments[parameter].strip()), live)
+    return Tool(name, base, lambda arguments: find(arguments[parameter].strip()), live)
 
 
 class LocalTools:

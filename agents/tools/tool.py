@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ValidationError
 
 from agents.tools import json_schema
 from agents.tools.text.passages import Passage, clean
@@ -43,14 +43,6 @@ class SearchTool(BaseTool):
 
     search: Search
     response_format: Literal["content", "content_and_artifact"] = "content_and_artifact"
-
-    @classmethod
-    def of(cls, search: Search, parameter: str, kind: Any, description: str) -> "SearchTool":
-        """Make the tool of `search`, whose one parameter has the type `kind`."""
-        name = getattr(search, "__name__", type(search).__name__)
-        fields: dict[str, Any] = {parameter: (kind, ...)}
-        arguments = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
-        return cls(name=name, description=description, args_schema=arguments, search=search)
 
     async def _arun(self, **arguments: Any) -> tuple[str, list[Passage]]:
         passages = list(await self.search(*arguments.values()))

@@ -25,8 +25,10 @@ def fault(answer: Answer, messages: Iterable[Message]) -> str | None:
         notes += str(payload.pop("note", ""))
         read += json.dumps(payload, ensure_ascii=False)
     for number, shown in cited.items():
-        if number not in read:
-            named = "is no evidence, as the tool said" if number in notes else "stands in nothing that you have read"
+        entry = re.compile(rf"(?<!\d){re.escape(number)}(?!\w)")
+        if not entry.search(read):
+            only_noted = entry.search(notes)
+            named = "is no evidence, as the tool said" if only_noted else "stands in nothing that you have read"
             return f"citations: {shown} {named}: leave it out, or cite what you have read"
     return None
 

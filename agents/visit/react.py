@@ -28,17 +28,8 @@ _FENCES = ("```", "```json")
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """The result of a visit: `answer` is None if it was still unreadable after the repair, and `error` says why."""
-
-    answer: Answer | None
-    error: str | None
-    messages: list[Message]
-
-
-@dataclass(frozen=True, slots=True)
-class _Reply:
-    """The result of one model call: an answer, an error to repair, or neither if the model called tools.
+class Reply:
+    """The result of one model call, or of a visit: an answer, or an error; neither if the model called tools.
 
     `rule`: the hard rule that the answer broke.
     """
@@ -114,7 +105,7 @@ class Visit:
     _tool_calls: int = field(default=0, init=False)
     _fell_back: bool = field(default=False, init=False)
 
-    async def run(self) -> Turn:
+    async def run(self) -> Reply:
         """Work from the opening `messages` to an answer: tool calls first, then the JSON, with one repair request.
 
         Where the model's answer cannot be read after that either, or its call failed, the rest of the visit is that of
@@ -123,7 +114,7 @@ class Visit:
         Raises:
             ModelError: The model's server failed.
         """
-        reply = _Reply()
+        reply = Reply()
         while reply.used_tools:
             left = self._tool_calls < self.context.config.max_tool_calls
             reply = await self._ask(self._tools if left else ())
@@ -133,7 +124,7 @@ class Visit:
         if reply.error is not None and self._fall_back():
             self.messages.append(repair_message(reply.error, self.context.brief.goal))
             reply = await self._ask((), repair=True)
-        return Turn(reply.answer, reply.error, self.messages)
+        return reply
 
     def _fall_back(self) -> bool:
         """Go over to the role's second model; False if it has none, or is asked already."""
@@ -150,7 +141,7 @@ class Visit:
         """Names of the tools that the role may call."""
         return self.context.tools[self.role.name]
 
-    async def _ask(self, tools: Sequence[str], *, repair: bool = False) -> _Reply:
+    async def _ask(self, tools: Sequence[str], *, repair: bool = False) -> Reply:
         """Make one model call, record it, and answer every tool call in it."""
         self._step += 1
         started = time.perf_counter()
@@ -163,12 +154,12 @@ class Visit:
                 seed=self.context.seed_of(self.role.name, self.number, self._step),
             )
         except ModelError as error:
-            self._record(None, started, _Reply(error=str(error)), repair=repair)
+            self._record(None, started, Reply(error=str(error)), repair=repair)
             if isinstance(error, UnreachableError | RateLimitError) or not self._fall_back():
                 raise
             return await self._ask(tools, repair=repair)
         self.messages.append(echo(completion))
-        reply = _Reply() if completion.tool_calls and tools else self._read(completion, last=repair)
+        reply = Reply() if completion.tool_calls and tools else self._read(completion, last=repair)
         self._record(completion, started, reply, repair=repair)
         first = self._tool_calls
         self._tool_calls += len(completion.tool_calls)
@@ -186,22 +177,22 @@ class Visit:
             return content
         return {**content, "results": numbered(content["results"], self.messages)}
 
-    def _read(self, completion: Completion, *, last: bool) -> _Reply:
+    def _read(self, completion: Completion, *, last: bool) -> Reply:
         """Read the answer. The role is told once of false quotes and citations, and of a broken hard rule; after that
         quotes and citations are left to the reviewers, and the rule forbids GO."""
         try:
             answer = read_answer(self.role, completion, self.messages)
         except ValueError as error:
-            return _Reply(error=str(error))
+            return Reply(error=str(error))
         rule = self._broken(answer)
         if last:
-            return _Reply(answer=answer, rule=rule)
+            return Reply(answer=answer, rule=rule)
         wrong = (
             fault(answer, self.messages, self.context.config.quotes)
             or citations.fault(answer, self.messages)
             or (rule and f"the hard rule {rule} forbids this: leave it out")
         )
-        return _Reply(error=wrong, rule=rule) if wrong else _Reply(answer=answer)
+        return Reply(error=wrong, rule=rule) if wrong else Reply(answer=answer)
 
     def _broken(self, answer: Answer) -> str | None:
         """The hard rule that an answer breaks by what it would have done."""
@@ -253,7 +244,7 @@ class Visit:
         )
         return use, result.content()
 
-    def _record(self, completion: Completion | None, started: float, reply: _Reply, *, repair: bool) -> None:
+    def _record(self, completion: Completion | None, started: float, reply: Reply, *, repair: bool) -> None:
         call = ModelCall(
             role=self.role.name,
             model=self._slot,

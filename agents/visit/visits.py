@@ -20,7 +20,7 @@ from agents.tools.result import ToolResult
 from agents.tools.text.passages import Passage
 from agents.visit.prompting import Message, opening
 from agents.visit.quoting import passages_read, quotable
-from agents.visit.react import Turn, Visit
+from agents.visit.react import Reply, Visit
 from chimera.core.errors import ChimeraError, RoleError
 from chimera.core.types import Brief
 
@@ -67,18 +67,17 @@ async def visit(
         shown = {**guidance.payload(), **inputs, "sources": quotable(inputs.get("sources"), context.config.quotes)}
         guided = replace(role, prompt=guidance.prompt) if guidance.prompt else role
         messages = opening(guided, state["research_goal"], options=state.get("options"), **shown)
-        turn = await Visit(role, context, number, attempt, messages).run()
-        return _answer(role, turn), turn.messages
+        return _answer(role, await Visit(role, context, number, attempt, messages).run()), messages
 
 
-def _answer(role: Role, turn: Turn) -> Answer:
-    """The turn's answer. An unreadable safety review counts as a CRITICAL review, which blocks the protocol."""
-    if turn.answer is not None:
-        return turn.answer
+def _answer(role: Role, reply: Reply) -> Answer:
+    """The answer of a visit. An unreadable safety review counts as a CRITICAL review, which blocks the protocol."""
+    if reply.answer is not None:
+        return reply.answer
     if role.schema is SafetyReview:
-        issue = f"the safety review could not be read: {turn.error}"[:160]
+        issue = f"the safety review could not be read: {reply.error}"[:160]
         return SafetyReview(issues=[issue], severity="CRITICAL", verdict="REVISE")
-    raise RoleError(role.name, f"its answer could not be read, even after one repair: {turn.error}")
+    raise RoleError(role.name, f"its answer could not be read, even after one repair: {reply.error}")
 
 
 async def visits_by_study(

@@ -3,7 +3,7 @@
 import hashlib
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -69,17 +69,10 @@ class Config(ConfigSection):
                     f"pipeline.{name}: a phase's name has small letters, digits and _ only, and is none of "
                     f"{', '.join(TAKEN)} and the sections of the configuration"
                 )
-        for role, slot in self.roles.slots().items():
+        for place, slot in self._places_of_slots():
             if slot not in self.models:
-                raise ValueError(f"roles.{role}.model is {slot!r}, {_near(slot, self.models)}")
-        more = {f"society.fallback.{name}": slot for name, slot in self.society.fallback.items()}
-        for key, slot in (*more.items(), *(("rollouts.judges", slot) for slot in self.rollouts.judges)):
-            if slot not in self.models:
-                raise ValueError(f"{key} names {slot!r}, {_near(slot, self.models)}")
-        for name, phase in self.pipeline.items():
-            for slot in phase.asks():
-                if slot not in self.models:
-                    raise ValueError(f"pipeline.{name} asks the model of {slot!r}, {_near(slot, self.models)}")
+                near = suggestion(slot, self.models, f"there are {', '.join(self.models)}")
+                raise ValueError(f"{place} {slot!r}, which is no slot: {near}")
         for reference, name in self.roles.mcp().items():
             server = self.tools.mcp.get(name)
             if server is None or bool(server.command) == bool(server.url):
@@ -87,9 +80,6 @@ class Config(ConfigSection):
                     "which is not in tools.mcp" if server is None else "which needs a command or a url, and not both"
                 )
                 raise ValueError(f"the tool {reference!r} is one of the server {name!r}, {fault}")
-        for name, model in self.models.items():
-            if model.like is not None and model.like not in self.models:
-                raise ValueError(f"models.{name}.like is {model.like!r}, {_near(model.like, self.models)}")
         if self.gate.tasks == 1:
             raise ValueError("gate.tasks is 1, but one task gives no interval: set 0 or at least 2")
         if self.rollouts.on == "ray" and self.cluster.address is None:
@@ -99,6 +89,15 @@ class Config(ConfigSection):
         if near := self.evaluation.unknown_prices(set(self.models) - free):
             raise ValueError(near)
         return self
+
+    def _places_of_slots(self) -> Iterator[tuple[str, str]]:
+        """The beginning of a sentence for each place that names a slot, with the slot."""
+        yield from ((f"roles.{role}.model is", slot) for role, slot in self.roles.slots().items())
+        yield from ((f"society.fallback.{name} names", slot) for name, slot in self.society.fallback.items())
+        yield from (("rollouts.judges names", slot) for slot in self.rollouts.judges)
+        for name, phase in self.pipeline.items():
+            yield from ((f"pipeline.{name} asks the model of", slot) for slot in phase.asks())
+        yield from ((f"models.{name}.like is", model.like) for name, model in self.models.items() if model.like)
 
     def slot(self, role: str) -> str:
         """The slot whose model plays `role`."""
@@ -372,11 +371,6 @@ OF_PLACE: Mapping[str, tuple[str, ...]] = {
     ),
 }
 """Settings that belong to an address: a slot that sets one of the named settings itself does not inherit them."""
-
-
-def _near(name: str, slots: Iterable[str]) -> str:
-    """The end of an error message about a slot that is not in `slots`."""
-    return f"which is no slot: {suggestion(name, slots, 'there are ' + ', '.join(slots))}"
 
 
 def _check_players(config: Config) -> None:

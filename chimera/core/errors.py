@@ -33,14 +33,15 @@ class DataError(ChimeraError):
 class ModelError(ChimeraError):
     """A model server failed or refused a request.
 
-    `retriable` is True if the same request may succeed later (time-out, 429, 5xx).
+    `retriable` is True if the same request may succeed later (time-out, 429, 5xx), after `wait_s` seconds if the server
+    names a time.
     """
 
     exit_code = 4
 
-    def __init__(self, message: str, *, retriable: bool = False) -> None:
+    def __init__(self, message: str, *, retriable: bool = False, wait_s: float | None = None) -> None:
         super().__init__(message)
-        self.retriable = retriable
+        self.retriable, self.wait_s = retriable, wait_s
 
 
 class UnreachableError(ModelError):

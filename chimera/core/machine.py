@@ -76,24 +76,20 @@ FILES_EACH = 8
 """Open files for each concurrent rollout: calls of three juniors at once, and its tools'."""
 
 
-def allow_files(setting: str, rollouts: int) -> None:
-    """Let this process and its children open as many files as `rollouts` concurrent rollouts need.
-
-    Args:
-        setting: The setting of their number, such as "rollouts.concurrency".
-        rollouts: Their number.
+def allow_files(concurrency: int) -> None:
+    """Let this process and its children open as many files as `rollouts.concurrency` rollouts need.
 
     Raises:
         ConfigError: The limit is lower, and cannot be raised from here.
     """
     import resource  # Windows has none; there, a command says so first.
 
-    needed = FILES + FILES_EACH * rollouts
+    needed = FILES + FILES_EACH * concurrency
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise ConfigError(
-            f"{setting}={rollouts} needs {needed} open files, and a process may open {hard} here: raise the limit "
-            f"(ulimit -n {needed}), or lower {setting}"
+            f"rollouts.concurrency={concurrency} needs {needed} open files, and a process may open {hard} here: raise "
+            f"the limit (ulimit -n {needed}), or lower rollouts.concurrency"
         )
     if soft != resource.RLIM_INFINITY and soft < needed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

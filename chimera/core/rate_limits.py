@@ -25,8 +25,7 @@ class RateLimited(ModelError):
     """A server answered 429; `wait_s` is the time that it names, in seconds, or None."""
 
     def __init__(self, message: str, wait_s: float | None = None) -> None:
-        super().__init__(message, retriable=True)
-        self.wait_s = wait_s
+        super().__init__(message, retriable=True, wait_s=wait_s)
 
 
 def growing_wait(number: int, longest: float = 8.0) -> float:

@@ -117,21 +117,11 @@ def load_own(config: DataConfig) -> list[ResearchTask]:
     """The tasks of the user's own data.
 
     Raises:
-        DataError: The data cannot be read, lack a column, or have a faulty row.
+        DataError: The data cannot be read, a column is missing, a row is faulty, an id occurs twice, or there is no
+            row.
     """
-    return tasks_of(open_table(config.path, config.subset, config.split), config.columns, config.labels)
-
-
-def tasks_of(table: Table, columns: ColumnsConfig, labels: Sequence[Label] | None) -> list[ResearchTask]:
-    """The tasks of a table.
-
-    Args:
-        labels: The answers that the data offer; None: the options' names, or yes, no and maybe.
-
-    Raises:
-        DataError: A column is missing, a row is faulty, an id occurs twice, or there is no row.
-    """
-    reader = _Reader(table.place, Mapped.of(columns, table), tuple(labels) if labels else None)
+    table = open_table(config.path, config.subset, config.split)
+    reader = _Reader(table.place, Mapped.of(config.columns, table), config.labels)
     tasks: list[ResearchTask] = []
     rows: dict[str, str] = {}
     same: Counter[str] = Counter()

@@ -4,7 +4,6 @@ Every record is checked when it is read. An error names the file, the record, an
 """
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from chimera.config.sections.data import ColumnsConfig
 from chimera.core.errors import DataError, boundary
 from chimera.core.files import check_utf8
 from chimera.core.types import LABELS, Label, ResearchTask, Section
+from chimera.data.tables import check_file, parquet_columns, parquet_rows, readable
 
 HUB_NAME, HUB_CONFIG, HUB_SPLIT = "qiaojin/PubMedQA", "pqa_labeled", "train"
 
@@ -43,10 +43,7 @@ def is_pubmedqa(path: Path, columns: ColumnsConfig) -> bool:
     if path.suffix != ".parquet" or columns != ColumnsConfig():
         return path.suffix == ".json"
     check_file(path, "give a PubMedQA file, or data.path=hub or data.path=generated")
-    with boundary(DataError, f"{path}: not a readable Parquet file; download it again"):
-        from pyarrow import parquet
-
-        return {HUB_ID, HUB.question, HUB.decision, HUB.long_answer} <= set(parquet.read_schema(path).names)
+    return {HUB_ID, HUB.question, HUB.decision, HUB.long_answer} <= {*parquet_columns(path)}
 
 
 def load_file(path: Path) -> list[ResearchTask]:
@@ -57,7 +54,7 @@ def load_file(path: Path) -> list[ResearchTask]:
     """
     check_file(path, "give a PubMedQA file, or data.path=hub or data.path=generated")
     if path.suffix == ".parquet":
-        return tasks_from_rows(read_parquet(path), str(path))
+        return tasks_from_rows((row.values for row in parquet_rows(path, parquet_columns(path))), str(path))
     return tasks_from_authors(read_json(path), str(path))
 
 
@@ -189,7 +186,8 @@ def load_test_ids(path: Path, labels: Sequence[Label] = LABELS) -> dict[str, Lab
     if path.suffix == ".json":
         content = read_json(path)
     else:
-        content = [part for part in re.split(r"[\s,]+", read_text(path)) if part]
+        with readable(path):
+            content = path.read_text(encoding="utf-8-sig").replace(",", " ").split()
     if not isinstance(content, dict | list) or not content:
         raise DataError(
             f"{path}: expected test ids, as an object from PMID to label or a list, found {describe(content)}"
@@ -207,29 +205,6 @@ def load_test_ids(path: Path, labels: Sequence[Label] = LABELS) -> dict[str, Lab
             raise DataError(f"{path}: test id {entry} occurs twice; ids must be unique")
         ids[str(entry)] = None
     return ids
-
-
-def check_file(path: Path, remedy: str) -> None:
-    """Raise a DataError unless `path` is a file; `remedy` says what to do if it is missing."""
-    try:
-        exists = path.exists()
-    except OSError as error:  # for example, the name is too long
-        raise DataError(f"{path}: cannot be read: {error.strerror}; {remedy}") from error
-    if not exists:
-        raise DataError(f"{path}: no such file; {remedy}")
-    if not path.is_file():
-        what = "a folder" if path.is_dir() else "a device or a pipe"
-        raise DataError(f"{path}: is {what}, not a file; give the path of a file")
-
-
-def read_text(path: Path) -> str:
-    """The UTF-8 text of a file; raises DataError if the file cannot be read or is no UTF-8 text."""
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not a text file (byte {error.start} is not UTF-8); is it another type?") from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def read_json(path: Path) -> Any:
@@ -250,7 +225,8 @@ def read_json(path: Path) -> Any:
             record[key] = value
         return record
 
-    content = read_text(path)
+    with readable(path):
+        content = path.read_text(encoding="utf-8-sig")
     try:
         return json.loads(content, object_pairs_hook=unique)
     except RecursionError as error:
@@ -263,14 +239,6 @@ def read_json(path: Path) -> Any:
         ) from error
     except ValueError as error:
         raise DataError(f"{path}: a whole number has too many digits to be read; is it the right file?") from error
-
-
-def read_parquet(path: Path) -> list[dict[str, Any]]:
-    """The rows of a Parquet file; raises DataError if the file is truncated or no Parquet."""
-    with boundary(DataError, f"{path}: not a readable Parquet file; download it again"):
-        from pyarrow import parquet
-
-        return parquet.read_table(path).to_pylist()
 
 
 def broken(place: str, task_id: str, name: str, problem: str) -> DataError:

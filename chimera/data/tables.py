@@ -15,7 +15,6 @@ from typing import Any
 
 from chimera.core.errors import DataError
 from chimera.core.files import parse_json, place_of_bad_byte
-from chimera.data.pubmedqa import check_file
 
 CSV, TSV, JSONL, PARQUET = ".csv", ".tsv", (".jsonl", ".ndjson"), ".parquet"
 SUFFIXES = (CSV, TSV, *JSONL, PARQUET)
@@ -54,12 +53,25 @@ class Table:
     rows: Callable[[Sequence[str]], Iterator[TableRow]]
 
 
+def check_file(path: Path, remedy: str) -> None:
+    """Raise a DataError unless `path` is a file; `remedy` says what to do if it is missing."""
+    try:
+        exists = path.exists()
+    except OSError as error:  # for example, the name is too long
+        raise DataError(f"{path}: cannot be read: {error.strerror}; {remedy}") from error
+    if not exists:
+        raise DataError(f"{path}: no such file; {remedy}")
+    if not path.is_file():
+        what = "a folder" if path.is_dir() else "a device or a pipe"
+        raise DataError(f"{path}: is {what}, not a file; give the path of a file")
+
+
 def is_hub_name(path: str) -> bool:
     """True if `path` has the form owner/name and is neither a file nor a folder here."""
     return bool(HUB_NAME.fullmatch(path)) and not path.endswith((*SUFFIXES, ".json")) and not Path(path).exists()
 
 
-def open_table(path: str, subset: str | None = None, split: str = "train") -> Table:
+def open_table(path: str, subset: str | None, split: str) -> Table:
     """The table at `path`: a file, a folder, or a data set's name on the hub.
 
     Args:
@@ -83,7 +95,7 @@ def open_table(path: str, subset: str | None = None, split: str = "train") -> Ta
         keys = dict.fromkeys(key for row in _json_rows(file) for key in row.values)
         return Table(path, tuple(keys), lambda _: _json_rows(file))
     if suffix == PARQUET:
-        return Table(path, _parquet_columns(file), lambda columns: _parquet_rows(file, columns))
+        return Table(path, parquet_columns(file), lambda columns: parquet_rows(file, columns))
     raise DataError(
         f"{path}: unknown file type {file.suffix!r}; data.path takes {', '.join(SUFFIXES)}, PubMedQA's .json, a "
         "folder, owner/name of the hub, 'hub' or 'generated'"
@@ -101,13 +113,13 @@ def _delimiter(file: Path) -> str:
         with file.open(newline="", encoding="utf-8-sig") as opened:
             return len(next(filter(any, csv.reader(opened, delimiter=delimiter)), []))
 
-    with _readable(file):
+    with readable(file):
         return max((DELIMITERS[file.suffix.lower()], *DELIMITER_NAMES), key=columns)
 
 
 def _csv_lines(file: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Each record that is not blank, with the number of its last line."""
-    with _readable(file), file.open(newline="", encoding="utf-8-sig") as opened:
+    with readable(file), file.open(newline="", encoding="utf-8-sig") as opened:
         reader = csv.reader(opened, strict=True, delimiter=delimiter)
         try:
             for fields in reader:
@@ -141,7 +153,7 @@ def _csv_rows(file: Path, delimiter: str) -> Iterator[TableRow]:
 
 
 def _json_rows(file: Path) -> Iterator[TableRow]:
-    with _readable(file), file.open("rb") as opened:
+    with readable(file), file.open("rb") as opened:
         for number, line in enumerate(opened, 1):
             if not line.strip():
                 continue
@@ -160,7 +172,7 @@ def _json_rows(file: Path) -> Iterator[TableRow]:
 
 
 @contextmanager
-def _readable(file: Path) -> Iterator[None]:
+def readable(file: Path) -> Iterator[None]:
     """Turn the errors of reading a text file into sentences."""
     try:
         yield
@@ -171,14 +183,14 @@ def _readable(file: Path) -> Iterator[None]:
         raise DataError(f"{file}: cannot be read: {error.strerror}") from error
 
 
-def _parquet_columns(file: Path) -> tuple[str, ...]:
+def parquet_columns(file: Path) -> tuple[str, ...]:
     with _parquet(file):
         from pyarrow import parquet
 
         return tuple(parquet.read_schema(file).names)
 
 
-def _parquet_rows(file: Path, columns: Sequence[str]) -> Iterator[TableRow]:
+def parquet_rows(file: Path, columns: Sequence[str]) -> Iterator[TableRow]:
     number = 0
     with _parquet(file):
         from pyarrow import parquet

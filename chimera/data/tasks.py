@@ -55,6 +55,12 @@ class Dataset:
     official: bool = False
 
     @property
+    def splits(self) -> dict[str, tuple[ResearchTask, ...]]:
+        """The splits that have tasks, by name."""
+        splits = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: tasks for name, tasks in splits.items() if tasks}
+
+    @property
     def tasks(self) -> tuple[ResearchTask, ...]:
         """All tasks: train, then validation, then test."""
         return self.train + self.validation + self.test
@@ -115,9 +121,10 @@ def load(config: "DataConfig") -> Dataset:
                 f"{len(rest)} tasks that are no test items split into {len(train)} train / {len(validation)} "
                 f"validation; both need tasks: change data.validation_share={config.validation_share}"
             )
-    check_disjoint({"train": train, "validation": validation, "test": test})
     official = config.test_ids is not None and source == "pubmedqa"
-    return Dataset(train, validation, test, source, origin, official)
+    dataset = Dataset(train, validation, test, source, origin, official)
+    check_disjoint(dataset.splits)
+    return dataset
 
 
 def check_guidance(society: "SocietyConfig", dataset: Dataset) -> None:
@@ -152,13 +159,10 @@ def read_tasks(config: "DataConfig") -> tuple[list[ResearchTask], Source, str]:
 
 
 def generated(config: "DataConfig") -> list[ResearchTask]:
-    if config.family == "review":
-        from chimera.data.generated import review
+    from chimera.data.generated import review, tasks
 
-        return [task.task for task in review.generate(config.size, seed=config.seed, levels=config.levels)]
-    from chimera.data.generated import tasks
-
-    return [task.task for task in tasks.generate(config.size, seed=config.seed, levels=config.levels)]
+    generate = review.generate if config.family == "review" else tasks.generate
+    return [task.task for task in generate(config.size, seed=config.seed, levels=config.levels)]
 
 
 def levels_phrase(levels: Sequence[int]) -> str:
@@ -179,11 +183,9 @@ def sample_table(dataset: Dataset, rows: int) -> "Table":
     table = Table(title=escape(dataset.describe()), show_lines=True)
     for column in ("split", "id", "level", "question", "abstract", "label"):
         table.add_column(column, overflow="fold", no_wrap=column == "split")
-    splits = {"train": dataset.train, "validation": dataset.validation, "test": dataset.test}
-    filled = {name: tasks for name, tasks in splits.items() if tasks}
-    for name, tasks in filled.items():
-        count = min(len(tasks), max(1, round(rows / len(filled))))
-        for task in tasks[:: len(tasks) // count][:count]:
+    for name, tasks in dataset.splits.items():
+        number = min(len(tasks), max(1, round(rows / len(dataset.splits))))
+        for task in tasks[:: len(tasks) // number][:number]:
             abstract = abstract_text(task.context) or "-"
             goal = "\n".join((task.goal, *(f"{option.name} {option.text}".rstrip() for option in task.options)))
             cells = (name, task.id, str(task.level or "-"), goal, abstract, task.label)
@@ -194,26 +196,22 @@ def sample_table(dataset: Dataset, rows: int) -> "Table":
 def label_line(dataset: Dataset) -> str:
     """The label mix of each split as one line."""
     parts: list[str] = []
-    for name, tasks in (("train", dataset.train), ("validation", dataset.validation), ("test", dataset.test)):
+    for name, tasks in dataset.splits.items():
         counts = Counter(task.label for task in tasks)
-        if tasks:
-            parts.append(
-                f"{name} " + " ".join(f"{label} {100 * counts[label] / len(tasks):.1f}%" for label in dataset.labels)
-            )
+        shares = (f"{label} {100 * counts[label] / len(tasks):.1f}%" for label in dataset.labels)
+        parts.append(" ".join((name, *shares)))
     return "labels: " + "; ".join(parts)
 
 
 def main(argv: list[str]) -> int | None:
     """Show the tasks: a sample of each split, the mix of labels, and the sizes."""
     from chimera.config.arguments import add_config_arguments, config_from
-    from chimera.core.cli import parse_arguments
+    from chimera.core.cli import count, parse_arguments
 
     parser = argparse.ArgumentParser(prog="python -m chimera data", description=main.__doc__)
-    parser.add_argument("--rows", type=int, default=6, help="how many tasks to show (default 6)")
+    parser.add_argument("--rows", type=count, default=6, help="how many tasks to show (default 6)")
     add_config_arguments(parser)
     arguments = parse_arguments(parser, argv)
-    if arguments.rows < 1:
-        parser.error(f"--rows must be at least 1, not {arguments.rows}")
     dataset = load(config_from(arguments, reads=("data",)).data)
 
     from rich.console import Console

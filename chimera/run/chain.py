@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from chimera.core.errors import RunError
-from chimera.core.files import parse_json, parse_object
+from chimera.core.files import parse_object
 
 FIELDS = ("previous", "hash")
 """The fields that a chain adds to each record."""
@@ -51,22 +51,13 @@ def read_chain(path: Path) -> list[Entry]:
     Raises:
         RunError: The chain is broken, or the file is no chain; the message names the line.
     """
+    if not path.exists():
+        raise RunError(f"{path.name} is missing")
     entries: list[Entry] = []
-    for number, raw, end in _lines(path):
-        line_hash = _OWN.search(raw)
-        where = f"{path.name}:{number}"
-        if line_hash is None and not raw.endswith(b"\n"):
-            break
-        if line_hash is None:
-            raise RunError(f"{where} has no hash: the line was changed or put in")
-        body = raw[: line_hash.start()]
-        previous = _PREVIOUS.search(body)
-        if previous is None or hashlib.sha256(body).hexdigest().encode() != line_hash[1]:
-            raise RunError(f"{where} was changed: its hash is not that of what it says")
-        if previous[1].decode() != (entries[-1].hash if entries else ""):
-            raise RunError(f"{where} does not follow the line before it: a line was removed, moved or put in")
-        record = parse_json(raw)
-        entries.append(Entry(line_hash[1].decode(), {key: record[key] for key in record if key not in FIELDS}, end))
+    for number, entry in _entries(path):
+        if isinstance(entry, str):
+            raise RunError(f"{path.name}:{number} {entry}")
+        entries.append(entry)
     return entries
 
 
@@ -79,33 +70,13 @@ def read_events(path: Path, *, end: int | None = None) -> Iterator[dict[str, Any
     Raises:
         RunError: A line is broken or was changed; the message names it.
     """
-    if not path.exists():
-        return
-    last = b""
-    for number, raw, at in _lines(path):
-        if end is not None and at > end:
-            return
-        line_hash = _OWN.search(raw)
-        if line_hash is None and not raw.endswith(b"\n"):
-            return
-        record = parse_object(raw)
-        if record is None or not isinstance(record.get("event"), str) or not _follows(raw, last):
+    for number, entry in _entries(path, end) if path.exists() else ():
+        if isinstance(entry, str) or not isinstance(entry.record.get("event"), str):
             raise RunError(
                 f"{path}:{number} is broken or was changed, so nobody can tell what the run did: restore the ledger "
                 "from a copy of the run"
             )
-        last = line_hash[1] if line_hash else b""
-        yield record
-
-
-def _follows(raw: bytes, last: bytes) -> bool:
-    """True if a line's own hash is right and it names the hash of the line before it."""
-    line_hash = _OWN.search(raw)
-    if line_hash is None:
-        return False
-    body = raw[: line_hash.start()]
-    previous = _PREVIOUS.search(body)
-    return previous is not None and previous[1] == last and hashlib.sha256(body).hexdigest().encode() == line_hash[1]
+        yield entry.record
 
 
 def head(path: Path) -> str | None:
@@ -119,12 +90,27 @@ def head(path: Path) -> str | None:
     return last[1].decode() if last else None
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes, int]]:
-    """Number, bytes and end offset of each line."""
-    if not path.exists():
-        raise RunError(f"{path.name} is missing")
-    end = 0
+def _entries(path: Path, end: int | None = None) -> Iterator[tuple[int, Entry | str]]:
+    """The number and the entry of each line within the first `end` bytes, or what is wrong with the line."""
+    at, last = 0, b""
     with path.open("rb") as file:
         for number, raw in enumerate(file, start=1):
-            end += len(raw)
-            yield number, raw, end
+            at += len(raw)
+            line_hash = _OWN.search(raw)
+            if (end is not None and at > end) or (line_hash is None and not raw.endswith(b"\n")):
+                return
+            if line_hash is None:
+                yield number, "has no hash: the line was changed or put in"
+                return
+            yield number, _entry(raw, line_hash, last, at)
+            last = line_hash[1]
+
+
+def _entry(raw: bytes, line_hash: re.Match[bytes], last: bytes, end: int) -> Entry | str:
+    body = raw[: line_hash.start()]
+    previous, record = _PREVIOUS.search(body), parse_object(raw)
+    if previous is None or record is None or hashlib.sha256(body).hexdigest().encode() != line_hash[1]:
+        return "was changed: its hash is not that of what it says"
+    if previous[1] != last:
+        return "does not follow the line before it: a line was removed, moved or put in"
+    return Entry(line_hash[1].decode(), {key: record[key] for key in record if key not in FIELDS}, end)

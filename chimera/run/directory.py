@@ -75,7 +75,7 @@ class Run:
         """
         load_secrets(config.secret_names())
         try:
-            path = _new_folder(config.runs_dir) if name is None else _named_folder(name, config.runs_dir, resume)
+            path = new_folder(config.runs_dir) if name is None else _named_folder(name, config.runs_dir, resume)
         except OSError as error:
             raise RunError(
                 f"runs_dir={config.runs_dir} cannot be written to ({error.strerror}): set runs_dir to another folder"
@@ -344,14 +344,15 @@ def list_runs(runs_dir: Path) -> list[Run]:
     return [Run(folder) for folder in sorted(folders, key=lambda folder: (_created(folder), folder.name))]
 
 
-def _new_folder(runs_dir: Path) -> Path:
-    runs_dir.mkdir(parents=True, exist_ok=True)
+def new_folder(parent: Path, mode: int = 0o777) -> Path:
+    """Make a folder in `parent` that is called after the time."""
+    parent.mkdir(parents=True, exist_ok=True)
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     number = 1
     while True:
-        path = runs_dir / (stamp if number == 1 else f"{stamp}-{number}")
+        path = parent / (stamp if number == 1 else f"{stamp}-{number}")
         try:
-            path.mkdir()
+            path.mkdir(mode)
             return path
         except FileExistsError:
             number += 1
@@ -374,11 +375,7 @@ def check_free(name: str, runs_dir: Path) -> None:
     """
     path = runs_dir / check_name(name)
     if path.exists() and not (path.is_dir() and is_blank(path)):
-        raise _taken(path)
-
-
-def _taken(path: Path) -> RunError:
-    return RunError(f"run {path.name!r} exists in {path.parent}: choose another name")
+        raise RunError(f"run {path.name!r} exists in {path.parent}: choose another name")
 
 
 def is_blank(path: Path) -> bool:
@@ -391,8 +388,7 @@ def is_blank(path: Path) -> bool:
 
 def _clear_start(path: Path) -> None:
     """Remove the files that an interrupted start left in the folder of a new run."""
-    if not is_blank(path):
-        raise _taken(path)
+    check_free(path.name, path.parent)
     for name in START:
         (path / name).unlink(missing_ok=True)
 

@@ -88,16 +88,13 @@ def checked(run: Run, name: str, remedy: str = "restore it from a copy of the ru
     Raises:
         RunError: A file was changed, removed or added since it was recorded; the message names it.
     """
-    folder, seals, whole = run.path / name, dict[str, Seal | None](), None
-    for event in run.events():
+    folder, events, whole = run.path / name, list(run.events()), None
+    seals = {file: of_file[-1] for file, of_file in history(events).items() if _is_below(file, name)}
+    for event in events:
         if name in event.get("artifacts", {}):
             whole = event["artifacts"][name]
-        elif event["event"] == SEALED:
-            entries = {file: entry for file, entry in event["files"].items() if _is_below(file, name)}
-            seals |= {
-                file: None if entry is None else (str(entry[0]), int(entry[1])) for file, entry in entries.items()
-            }
-            whole = None if entries else whole
+        elif event["event"] == SEALED and any(_is_below(file, name) for file in event["files"]):
+            whole = None
     if whole is not None and folder.exists() and hash_artifact(folder) == whole:
         return folder
     on_disk = dict(_files(run.path, name))

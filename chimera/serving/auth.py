@@ -1,9 +1,10 @@
 """Protects every port that a run opens: an ASGI middleware that passes only requests with the run's key."""
 
 import hmac
-import json
 from collections.abc import MutableMapping
 from typing import Any
+
+from starlette.responses import JSONResponse
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
@@ -34,10 +35,11 @@ class Authentication:
         host = headers.get(b"host", b"").decode("latin-1")
         address, _ = scope.get("server") or (None, None)
         if _without_port(host) not in LOOPBACK | {address}:
-            await _refuse(send, 421, "wrong_host", f"this server is not {host!r}: use the address that the run uses")
+            text = f"this server is not {host!r}: use the address that the run uses"
+            await _refusal(421, "wrong_host", text)(scope, receive, send)
         elif not hmac.compare_digest(headers.get(b"authorization", b""), self._expected):
             text = "wrong or missing API key: send the run's key as a bearer token"
-            await _refuse(send, 401, "invalid_api_key", text)
+            await _refusal(401, "invalid_api_key", text)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
@@ -47,11 +49,6 @@ def _without_port(host: str) -> str:
     return name if colon and port.isdecimal() else host
 
 
-async def _refuse(send: Any, status: int, code: str, message: str) -> None:
+def _refusal(status: int, code: str, message: str) -> JSONResponse:
     error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
-    body = json.dumps({"error": error}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    return JSONResponse({"error": error}, status, {"www-authenticate": "Bearer"} if status == 401 else None)

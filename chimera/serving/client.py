@@ -17,12 +17,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, Unpack
 
 from pydantic import BaseModel, NonNegativeInt, ValidationError
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from chimera.core.errors import ModelError, UnreachableError
 from chimera.core.rate_limits import RateLimited, RateLimits, growing_wait, named_wait
 from chimera.serving.requests.lengths import bounded
-from chimera.serving.requests.refusals import REFUSALS, RefusedFields, RefusedRequest, words
+from chimera.serving.requests.refusals import BUSY, REFUSALS, RefusedFields, RefusedRequest, words
 from chimera.serving.requests.written import WRITTEN, as_sent, names_written
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ SHOWN = 120
 """Most characters of a detail, such as an address, in an error."""
 USUAL_PAUSE_S = 60.0
 """Longest wait for a rate limit, in seconds, of callers who name none."""
+LONGEST_NAMED_WAIT = 60.0
+"""Most seconds before a further try when the server names a time."""
 REFUSED = "content_filter"
 """The `finish_reason` of an answer that is a refusal, as OpenAI names that of its filter."""
 
@@ -238,18 +240,28 @@ class HttpModel:
                     raise
 
     async def _send(self, key: str, request: Mapping[str, Any]) -> bytes:
-        if self._endpoint(key).provider is not None:
-            return await self._ask_provider(key, request)
-        from chimera.serving.connections import LIMITED, BadAnswerError, Connections, NoAnswerError
+        """Ask once, and up to `max_retries` times more if the server is busy (not 429) or gives no whole answer."""
+        ask = self._ask_server if self._endpoint(key).provider is None else self._ask_provider
+        for number in range(self._max_retries):
+            try:
+                return await ask(key, request)
+            except ModelError as error:
+                if isinstance(error, RateLimited) or not error.retriable:
+                    raise
+                wait = growing_wait(number) if error.wait_s is None else min(error.wait_s, LONGEST_NAMED_WAIT)
+            await asyncio.sleep(wait)
+        return await ask(key, request)
+
+    async def _ask_server(self, key: str, request: Mapping[str, Any]) -> bytes:
+        from chimera.serving.connections import BadAnswerError, Connections, NoAnswerError
 
         endpoint, where = self._endpoint(key), self.where(key)
         if self._shared.connections is None:
             self._shared.connections = Connections()
         url = f"{endpoint.base_url.rstrip('/')}/chat/completions"
+        body = to_json(request, inf_nan_mode="constants")
         try:
-            answer = await self._shared.connections.post(
-                url, endpoint.api_key, request, limit_s=endpoint.timeout_s, retries=self._max_retries
-            )
+            answer = await self._shared.connections.send(url, endpoint.api_key, body, limit_s=endpoint.timeout_s)
         except TimeoutError as error:
             raise ModelError(f"{where} did not answer within {endpoint.timeout_s:g} s", retriable=True) from error
         except BadAnswerError as error:
@@ -258,11 +270,15 @@ class HttpModel:
             raise UnreachableError(f"{where} cannot be reached: is the server running?", retriable=True) from error
         if answer.status in REFUSALS:
             raise RefusedRequest(f"{where} {_refused(answer)}", answer.error())
-        if answer.status == LIMITED:
+        if answer.status == 429:
             raise RateLimited(f"{where} {_refused(answer)}", named_wait(answer.headers))
         if not 200 <= answer.status < 300:
             about_key = _about_key(key, endpoint) if answer.status in (401, 403) else ""
-            raise ModelError(f"{where} {_refused(answer)}{about_key}", retriable=answer.retriable)
+            raise ModelError(
+                f"{where} {_refused(answer)}{about_key}",
+                retriable=answer.status in BUSY or answer.status >= 500,
+                wait_s=named_wait(answer.headers),
+            )
         return answer.content
 
     async def _ask_provider(self, key: str, request: Mapping[str, Any]) -> bytes:
@@ -270,15 +286,8 @@ class HttpModel:
 
         if self._shared.providers is None:
             self._shared.providers = ProviderModels()
-        answer = partial(self._shared.providers.answer, self._endpoint(key), request, self.where(key))
-        for number in range(self._max_retries):
-            try:
-                return json.dumps(await answer()).encode()
-            except ModelError as error:
-                if isinstance(error, RateLimited) or not error.retriable:
-                    raise
-            await asyncio.sleep(growing_wait(number))
-        return json.dumps(await answer()).encode()
+        answer = await self._shared.providers.answer(self._endpoint(key), request, self.where(key))
+        return json.dumps(answer).encode()
 
     def where(self, key: str) -> str:
         """The model of `key` and its address, as named in errors."""

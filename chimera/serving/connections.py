@@ -1,31 +1,22 @@
 """The HTTP connections of model calls: they limit the time and the size of an answer, and follow no redirection.
 
-A rollout takes half the processor time that it took with the OpenAI client (`benchmarks.rollouts.orchestration`).
+A rollout takes half the processor time that it took with the OpenAI client (`benchmarks.orchestration`).
 """
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp.http_exceptions import ContentEncodingError
-from pydantic_core import to_json
 
 from chimera.core.cli import LOOPBACK
-from chimera.core.rate_limits import growing_wait, named_wait
 from chimera.serving.requests.refusals import words
 
 MAX_BYTES = 32 * 2**20
 """Longest answer that is read, in decompressed bytes. Log-probabilities of a long conversation are far smaller."""
-LONGEST_NAMED_WAIT = 60.0
-"""Most seconds before a further try when the server names a time."""
-BUSY = frozenset({408, 409, 429})
-"""Statuses below 500 after which the same request may succeed."""
-LIMITED = 429
 
 
 class BadAnswerError(Exception):
@@ -43,11 +34,6 @@ class HttpAnswer:
     status: int
     headers: Mapping[str, str]
     content: bytes
-
-    @property
-    def retriable(self) -> bool:
-        """True if the same request may succeed later."""
-        return self.status in BUSY or self.status >= 500
 
     def error(self) -> object:
         """What stands under "error" in the answer, perhaps in a list, or else all of it; None if it is no JSON."""
@@ -83,36 +69,18 @@ class Connections:
         self._unix_socket = unix_socket
         self._sessions: dict[bool, aiohttp.ClientSession] = {}
 
-    async def post(self, url: str, key: str, body: Mapping[str, Any], *, limit_s: float, retries: int) -> HttpAnswer:
-        """Post `body` as JSON, up to `retries` times more if the server is busy (not 429) or gives no whole answer.
+    async def send(self, url: str, key: str, body: bytes, *, limit_s: float) -> HttpAnswer:
+        """Post `body` once, and again if the server has closed a kept connection: it has not read the request.
 
         Args:
             key: Sent as bearer token.
-            limit_s: Seconds for one try, until the last byte of its answer.
+            body: JSON.
+            limit_s: Seconds until the last byte of the answer.
 
         Raises:
             BadAnswerError: The answer is too long, incomplete or not HTTP.
             TimeoutError: The answer did not come in time.
             NoAnswerError: No server answered.
-        """
-        encoded = to_json(body, inf_nan_mode="constants")
-        for number in range(retries):
-            try:
-                answer = await self.send(url, key, encoded, limit_s=limit_s)
-            except (BadAnswerError, NoAnswerError, TimeoutError):
-                wait = None
-            else:
-                if not answer.retriable or answer.status == LIMITED:
-                    return answer
-                wait = named_wait(answer.headers)
-            await asyncio.sleep(growing_wait(number) if wait is None else min(wait, LONGEST_NAMED_WAIT))
-        return await self.send(url, key, encoded, limit_s=limit_s)
-
-    async def send(self, url: str, key: str, body: bytes, *, limit_s: float) -> HttpAnswer:
-        """Post `body` once, and again if the server has closed a kept connection: it has not read the request.
-
-        Raises:
-            BadAnswerError, TimeoutError, NoAnswerError: As for `post`.
         """
         async with self._open(url, key, body, limit_s) as answer:
             return HttpAnswer(answer.status, _headers(answer), await _content(answer))

@@ -219,7 +219,21 @@ def serve(
     with ExitStack() as stack:
         # vLLM takes longer to start, so it begins first.
         if of_vllm:
-            front = _vllm_front(of_vllm, serving, secrets, log_file, learning, on_warning, host)
+            front = ServerProcess(
+                of_vllm,
+                serving,
+                log_file.with_name("vllm.log"),
+                module=VLLM_FRONT,
+                name="the front of the vLLM servers",
+                further={
+                    "learning": sorted(set(learning) & set(of_vllm)),
+                    "keys": {key: vllm_key(key, model, secrets) for key, model in of_vllm.items()},
+                },
+                start_timeout_s=max(model.start_timeout_s for model in of_vllm.values()) + START_TIMEOUT_S,
+                stop_s=VLLM_STOP_S,
+                on_warning=on_warning,
+                host=host,
+            )
             stack.callback(front.stop)
             servers |= dict.fromkeys(of_vllm, front)
         if embedded:
@@ -235,33 +249,6 @@ def serve(
             {key: servers[key] for key in models if key in servers},
             next((servers[key] for key, model in of_vllm.items() if model.sleep), None),
         )
-
-
-def _vllm_front(
-    models: Mapping[str, ModelConfig],
-    serving: ServingConfig,
-    secrets: Mapping[str, str],
-    log_file: Path,
-    learning: Collection[str],
-    on_warning: Callable[[str], None] | None,
-    host: str,
-) -> "ServerProcess":
-    further = {
-        "learning": sorted(set(learning) & set(models)),
-        "keys": {key: vllm_key(key, model, secrets) for key, model in models.items()},
-    }
-    return ServerProcess(
-        models,
-        serving,
-        log_file.with_name("vllm.log"),
-        module=VLLM_FRONT,
-        name="the front of the vLLM servers",
-        further=further,
-        start_timeout_s=max(model.start_timeout_s for model in models.values()) + START_TIMEOUT_S,
-        stop_s=VLLM_STOP_S,
-        on_warning=on_warning,
-        host=host,
-    )
 
 
 def vllm_key(slot: str, model: ModelConfig, secrets: Mapping[str, str]) -> str:

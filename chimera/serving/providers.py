@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from chimera.core.errors import ConfigError, ModelError, UnreachableError
 from chimera.core.rate_limits import RateLimited, named_wait
-from chimera.serving.requests.refusals import REFUSALS, RefusedRequest, words
+from chimera.serving.requests.refusals import BUSY, REFUSALS, RefusedRequest, words
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
@@ -107,7 +107,8 @@ def _options(endpoint: "Endpoint") -> dict[str, Any]:
     if endpoint.provider in ("openai", "azure_openai"):
         from chimera.serving.openai_http import BoundedClient
 
-        options["http_async_client"] = BoundedClient()
+        # A redirection would send prompts to any address that an answer names.
+        options["http_async_client"] = BoundedClient(follow_redirects=False)
     return options | {"timeout": endpoint.timeout_s, "max_retries": 0}
 
 
@@ -258,7 +259,7 @@ def explained(where: str, error: Exception) -> ModelError:
             return RefusedRequest(text, getattr(error, "body", None))
         if status == 429:
             return RateLimited(text, named_wait(getattr(getattr(error, "response", None), "headers", {})))
-        return ModelError(text, retriable=status in (408, 409) or status >= 500)
+        return ModelError(text, retriable=status in BUSY or status >= 500)
     if isinstance(error, ConnectionError) or "Connect" in type(error).__name__:
         return UnreachableError(f"{where} cannot be reached ({_line(error)}): is its address right?", retriable=True)
     return ModelError(f"{where} failed: {type(error).__name__}: {_line(error)}")

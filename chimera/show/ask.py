@@ -1,7 +1,7 @@
 """Shows the society's work: each node's step as cards."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from chimera.core.quotes import occurs
 from chimera.core.types import SOURCE_NAMES, Decision, Option, ResearchTask
@@ -14,21 +14,6 @@ SEVERITY_COLOURS: Mapping[str, str] = {"NONE": "green", "MINOR": "green", "MAJOR
 
 Texts = Sequence[tuple[str, str]]
 """Passages as (origin, text)."""
-
-
-class Source(Protocol):
-    """A source that was read (see `evaluation.conduct.grounds.Read`)."""
-
-    @property
-    def where(self) -> str: ...
-
-    @property
-    def title(self) -> str:
-        """Title; may be empty."""
-        ...
-
-    @property
-    def url(self) -> str | None: ...
 
 
 def cards(update: Mapping[str, Any], texts: Texts) -> Iterator[Card]:
@@ -111,14 +96,6 @@ def hypothesis_lines(hypothesis: Mapping[str, Any], texts: Texts) -> tuple[tuple
     """A hypothesis' lines; each quote with the id of the passage that holds it, or a note that none does."""
     quotes = tuple(("evidence", f"“{quote}” {_origin(quote, texts)}") for quote in hypothesis["evidence"])
     return (*quotes, ("comparison", hypothesis["comparison"]), ("claim", hypothesis["claim"]))
-
-
-def source_lines(sources: Sequence[Source]) -> tuple[tuple[str, str], ...]:
-    """One line for each source that was read: its origin, then its title and address."""
-    lines: dict[str, str] = {}
-    for source in sources:
-        lines.setdefault(source.where, " · ".join(filter(None, (source.title, source.url))))
-    return tuple(lines.items()) or (("none", "the society found no passage"),)
 
 
 def _decision(update: Mapping[str, Any]) -> Card:

@@ -4,8 +4,9 @@ A block has no markup: every text is data, and a renderer escapes all of it. An 
 anchor of the same list.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal, TypeAlias
 
 Tone = Literal["", "quiet", "strong", "code", "good", "bad", "warn", "removed", "added"]
@@ -260,11 +261,11 @@ def pieces(content: Inline) -> list[Text | Bar]:
     return [piece for piece in texts if isinstance(piece, Bar) or piece.text]
 
 
-def plain(content: Inline) -> str:
-    """The words of `content`: what is small follows in brackets."""
+def plain(content: Inline, shown: Callable[[Text], str] = attrgetter("text")) -> str:
+    """The words of `content` in one line, each text as `shown`: what is small follows in brackets."""
     texts = [piece for piece in pieces(content) if isinstance(piece, Text)]
-    small = "; ".join(piece.text for piece in texts if piece.small)
-    words = "".join(piece.text for piece in texts if not piece.small)
+    small = "; ".join(shown(piece) for piece in texts if piece.small)
+    words = "".join(shown(piece) for piece in texts if not piece.small)
     return f"{words} ({small})" if words and small else words or small
 
 

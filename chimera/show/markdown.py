@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from chimera.show.blocks import (
-    Bar,
     Block,
     Cell,
     FactList,
@@ -18,7 +17,6 @@ from chimera.show.blocks import (
     SideBySide,
     TableBlock,
     Text,
-    pieces,
     plain,
 )
 
@@ -102,11 +100,7 @@ def _listed(items: Iterator[str]) -> str:
 
 
 def _inline(content: Inline) -> str:
-    """Texts in one line; what is small follows in brackets."""
-    texts = [piece for piece in pieces(content) if not isinstance(piece, Bar)]
-    words = "".join(_text(piece) for piece in texts if not piece.small)
-    small = "; ".join(_text(piece) for piece in texts if piece.small)
-    return f"{words} ({small})" if words and small else words or small
+    return plain(content, _text)
 
 
 def _text(text: Text) -> str:

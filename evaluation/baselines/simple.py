@@ -6,10 +6,10 @@ adds. The baselines that ask a model or count its votes are named here too (see 
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from chimera.core.abstracts import DIRECTIONS, SIGNIFICANCES, Passages, direction, significance, stems
+from agents.policies.features import content_stems
+from chimera.core.abstracts import DIRECTIONS, SIGNIFICANCES, Passages, direction, significance
 from chimera.core.types import ResearchTask, abstract_text, labels_of
 from evaluation.records.study import BaselineAnswer
 
@@ -141,7 +141,7 @@ def _read(tasks: Sequence[ResearchTask]) -> "NDArray[np.float64]":
     places = {reading: place for place, reading in enumerate(_readings())}
     rows = np.zeros((len(tasks), len(places)))
     for row, task in zip(rows, tasks, strict=True):
-        passages = Passages.of(stems(task.goal, _stop_words()), [section.text for section in task.context])
+        passages = Passages.of(content_stems(task.goal), [section.text for section in task.context])
         relevant = [passages.sentences[at] for at in sorted(passages.relevant)]
         kind, way = significance(relevant), direction(task.goal, relevant)
         row[[places[kind, None], places[None, way], places[kind, way]]] = 1.0
@@ -151,13 +151,6 @@ def _read(tasks: Sequence[ResearchTask]) -> "NDArray[np.float64]":
 def _readings() -> list[tuple[str | None, str | None]]:
     kinds, ways = [*SIGNIFICANCES, None], [*DIRECTIONS, None]
     return [(kind, way) for kind in kinds for way in ways]
-
-
-@cache
-def _stop_words() -> frozenset[str]:
-    from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
-
-    return ENGLISH_STOP_WORDS
 
 
 def _text(task: ResearchTask) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from evaluation.baselines import simple as baselines
 from evaluation.measures.comparison import compare_answers
-from evaluation.measures.metrics import TaskAnswers, answers_by_baseline, answers_of, interval_settings
+from evaluation.measures.metrics import TaskAnswers, answers_by_baseline, answers_of, hits, interval_settings
 from evaluation.measures.statistics import bootstrap_mean, slope
 from evaluation.records.study import PlannedTask, Study
 
@@ -87,7 +87,7 @@ def by_studies(study: Study) -> dict[str, Any]:
             "gap": gap and {key: getattr(gap, key) for key in ("difference", "low", "high", "n")},
         }
     both = [task for task in study.plan.tasks if task.studies and task.id in society and task.id in others]
-    gaps = [after - before for before, after in zip(_hits(others, both), _hits(society, both), strict=True)]
+    gaps = [after - before for before, after in zip(hits(others, both), hits(society, both), strict=True)]
     steps = [task.studies / STEP for task in both]
     line = slope(steps, gaps, **interval_settings(study.config)).dump() if len(set(steps)) > 1 else None
     return {"systems": systems, "counts": rows, "slope": line, "step": STEP}
@@ -103,10 +103,10 @@ def strongest(study: Study, kinds: Collection[str] | None = None) -> str | None:
     used = {name: counts["tokens"] for name, counts in work(study).items()}
     limit = used[study.plan.final.name]
     rivals = {
-        name: (fmean(hits), -tokens)
+        name: (fmean(rights), -tokens)
         for name, answers in answers_by_baseline(study.baselines).items()
         if (kind := name.partition("@")[0]) not in PARTS and (kinds is None or kind in kinds)
-        if (hits := _hits(answers, study.plan.tasks)) and (tokens := used[name]) is not None
+        if (rights := hits(answers, study.plan.tasks)) and (tokens := used[name]) is not None
         if limit is None or tokens <= limit
     }
     return max(rivals, key=lambda name: rivals[name], default=None)
@@ -135,13 +135,8 @@ def _answers(study: Study) -> dict[str, TaskAnswers]:
 
 def _right(study: Study, answers: TaskAnswers, tasks: Iterable[PlannedTask]) -> dict[str, Any] | None:
     """The share of right answers as plain data; None if no task of `tasks` was asked."""
-    hits = _hits(answers, tasks)
-    return bootstrap_mean(hits, share=True, **interval_settings(study.config)).dump() if hits else None
-
-
-def _hits(answers: TaskAnswers, tasks: Iterable[PlannedTask]) -> list[float]:
-    """The share of right answers to each task that was asked."""
-    return [fmean(answer == task.label for answer in answers[task.id]) for task in tasks if task.id in answers]
+    rights = hits(answers, tasks)
+    return bootstrap_mean(rights, share=True, **interval_settings(study.config)).dump() if rights else None
 
 
 def _mean(values: Iterable[float]) -> float | None:

@@ -5,7 +5,7 @@ society works on (`evaluation.records.repairs`). If the answer is right then, th
 later step would have lost it too.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 import numpy as np
@@ -106,24 +106,28 @@ def _step(cases: Sequence[Examined], step: Repairable, study: Study) -> dict[str
     }
 
 
-def shares_by_task(outcomes: Sequence[tuple[str, bool]]) -> dict[str, tuple[int, int]]:
-    """Of each task how many of its wrong answers were mended, and how many there are."""
-    by_task: dict[str, tuple[int, int]] = {}
-    for task, mended in outcomes:
-        before = by_task.get(task, (0, 0))
-        by_task[task] = (before[0] + mended, before[1] + 1)
+def totals_by_task(rows: Iterable[tuple[str, int, int]]) -> dict[str, tuple[float, float]]:
+    """Of each task the sums of its parts and of its wholes, such as its mended wrong answers, and all of these."""
+    by_task: dict[str, tuple[float, float]] = {}
+    for task, part, whole in rows:
+        before = by_task.get(task, (0.0, 0.0))
+        by_task[task] = (before[0] + part, before[1] + whole)
     return by_task
 
 
 def _share(cases: Sequence[Examined], step: Repairable | None, study: Study) -> dict[str, Any] | None:
     """The mended share of the examined wrong answers, by a step's repair or by any, with its interval over tasks."""
-    if not cases:
+    return pooled_share(((case.record.task_id, case.mended and step in (None, case.step), 1) for case in cases), study)
+
+
+def pooled_share(rows: Iterable[tuple[str, int, int]], study: Study) -> dict[str, Any] | None:
+    """The share of all parts in all wholes (`totals_by_task`) with its interval over tasks; None without rows."""
+    totals = np.array(list(totals_by_task(rows).values()))
+    if not len(totals):
         return None
-    mended = [(case.record.task_id, case.mended and step in (None, case.step)) for case in cases]
-    rows = np.array(list(shares_by_task(mended).values()), dtype=float)
-    return bootstrap_statistic(rows, share_of_totals, **interval_settings(study.config), share=True).dump()
+    return bootstrap_statistic(totals, share_of_totals, **interval_settings(study.config), share=True).dump()
 
 
 def share_of_totals(totals: Numbers) -> Numbers:
-    """The share of mended answers, from totals of shape (samples, 2): mended, all."""
+    """The share of the parts, from totals of shape (samples, 2): parts, wholes."""
     return totals[:, 0] / totals[:, 1]

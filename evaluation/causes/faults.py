@@ -3,11 +3,8 @@
 from collections import Counter
 from typing import Any
 
-import numpy as np
-
-from evaluation.causes.blame import share_of_totals
-from evaluation.measures.metrics import answer_of, interval_settings
-from evaluation.measures.statistics import Mean, bootstrap_statistic
+from evaluation.causes.blame import pooled_share
+from evaluation.measures.metrics import answer_of
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import Study
 
@@ -38,7 +35,9 @@ def faults(study: Study) -> dict[str, Any] | None:
         "rows": [
             {"fault": name, "put": totals[f"{FAULTS}{name}"], "recovered": totals[f"{RECOVERED}{name}"]} for name in put
         ],
-        "share": share.dump() if (share := _share(hit, study)) else None,
+        "share": pooled_share(
+            ((record.task_id, _total(record, RECOVERED), _total(record, FAULTS)) for record in hit), study
+        ),
         "hit": len(hit),
         "failed": sum(record.status == "failed" for record in hit),
         "reasons": dict(Counter(record.error for record in hit if record.status == "failed").most_common()),
@@ -49,16 +48,3 @@ def faults(study: Study) -> dict[str, Any] | None:
 
 def _total(record: RolloutRecord, prefix: str) -> int:
     return sum(count for name, count in record.counts.items() if name.startswith(prefix))
-
-
-def _share(hit: list[RolloutRecord], study: Study) -> Mean | None:
-    """The share of faults that were recovered from; tasks are drawn whole."""
-    by_task: dict[str, list[int]] = {}
-    for record in hit:
-        totals = by_task.setdefault(record.task_id, [0, 0])
-        totals[0] += _total(record, RECOVERED)
-        totals[1] += _total(record, FAULTS)
-    if not by_task:
-        return None
-    rows = np.asarray(list(by_task.values()), dtype=float)
-    return bootstrap_statistic(rows, share_of_totals, **interval_settings(study.config), share=True)

@@ -13,16 +13,15 @@ A policy is judged here beside others than those that it was learned with. That 
 reason why a phase can give more in the run's own order than its value.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import factorial
-from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from chimera.config.tree import Config
-from evaluation.measures.metrics import Metric, Value, interval_settings, measured, values_of
+from evaluation.measures.metrics import Key, Metric, Value, interval_settings, measured, task_means, values_of
 from evaluation.measures.statistics import Mean, Numbers, bootstrap_mean, unseen_share
 from evaluation.records import coalitions
 from evaluation.records.coalitions import Coalition
@@ -83,30 +82,29 @@ def shares(study: Study) -> dict[str, Shares]:
     shares_by_metric: dict[str, Shares] = {}
     for metric in measured(study.config, *study.answers.values()):
         if metric.name in METRICS and metric.value is not None:
-            worth = _worth(study, metric.value)
-            if len(worth[frozenset()]):
+            tasks, worth = worths((task.id for task in plan.tasks), _values(study, metric.value))
+            if tasks:
                 shares_by_metric[metric.name] = _shares(list(plan.learned), worth, metric, study.config)
     return shares_by_metric
 
 
-def _worth(study: Study, value: Value) -> dict[Coalition, Numbers]:
-    """The worth of every coalition on each task that counts, in the order of the plan."""
-    values: dict[Coalition, Mapping[tuple[str, int], float]] = {}
+def worths(
+    tasks: Iterable[str], values: Mapping[Coalition, Mapping[Key, float]]
+) -> tuple[list[str], dict[Coalition, Numbers]]:
+    """The tasks that count, in the order of `tasks`, and the worth of every coalition on each of them."""
+    means = task_means(tasks, *values.values())
+    columns = np.array(list(means.values())).reshape(-1, len(values)).T
+    return list(means), dict(zip(values, columns, strict=True))
+
+
+def _values(study: Study, value: Value) -> dict[Coalition, Mapping[Key, float]]:
+    values: dict[Coalition, Mapping[Key, float]] = {}
     for coalition in coalitions.every(study.plan.learned):
         stage = study.plan.coalition(coalition)
         if stage is None:
             raise ValueError(f"the plan lacks the stage with {sorted(coalition)}, so there are no Shapley values")
         values[coalition] = values_of(value, study.answers[stage.name].records)
-    shared = set.intersection(*(set(scores) for scores in values.values()))
-    keys = [
-        of_task
-        for task in study.plan.tasks
-        if (of_task := [(task.id, repeat) for repeat in range(study.plan.repeats) if (task.id, repeat) in shared])
-    ]
-    return {
-        coalition: np.array([fmean(scores[key] for key in of_task) for of_task in keys])
-        for coalition, scores in values.items()
-    }
+    return values
 
 
 def _shares(phases: Sequence[str], worth: Mapping[Coalition, Numbers], metric: Metric, config: Config) -> Shares:

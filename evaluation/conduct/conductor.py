@@ -41,7 +41,7 @@ from evaluation.baselines.votes import affordable, with_consistency
 from evaluation.causes.blame import examined
 from evaluation.conduct.at_once import at_once
 from evaluation.conduct.recorded_study import baseline_answers
-from evaluation.conduct.repairs import Repairs
+from evaluation.conduct.repairs import selector_of, start_of
 from evaluation.records.recorded import own_phase, recorded, repaired, repairs_phase, side_file
 from evaluation.records.repairs import Repair
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
@@ -50,6 +50,7 @@ from evaluation.rollout.answering import answering
 from evaluation.rollout.crew import Crew, new_id
 from evaluation.rollout.live import Live
 from evaluation.rollout.progress import ProgressView
+from evaluation.rollout.replay import Replay
 from evaluation.rollout.worker import Job, SocietyWorker
 from evaluation.scores.auditor import Auditor
 from evaluation.scores.canaries import Work, canaries_of
@@ -203,9 +204,20 @@ class Conductor:
             return
         await self._serve(live, stage)
         tasks, phase = {task.id: task for task in self._tasks()}, repairs_phase(self.plan)
-        replays = Repairs(self.run, self.config, crew, model.endpoints, stage, phase)
+        rebuild, rebuilding, learned = Replay(self.config, self.run.path), asyncio.Lock(), live.society()
+
+        async def replay(repair: Repair) -> RolloutRecord:
+            of, task = repair.of, tasks[repair.of.task_id]
+            async with rebuilding:
+                start = await start_of(repair, rebuild, self.run.path, task)
+            selector = selector_of(repair, live.selector)
+            inputs, versions = RolloutInput(task, phase, of.repeat, of.seed), stage.versions
+            job = Job(repair.rollout_id, inputs, model.endpoints, versions, selector, start=start, learned=learned)
+            record, _ = await crew.rollout(job)
+            return record
+
         with self.progress.phase(phase, len(repairs), stage.versions, table=False):
-            async with aclosing(replays.make(repairs, live.selector, live.society(), tasks.__getitem__)) as records:
+            async with aclosing(at_once(repairs, replay, crew.size)) as records:
                 async for record in records:
                     self.progress.add(record)
 
@@ -421,11 +433,9 @@ class Conductor:
 
     def _scored(self, file: str, judge: str, model: str) -> set[str]:
         """The subjects that a judge has scored already."""
-        rows = [row for row in self._rows(file) if (row["judge"], row["model"]) == (judge, model)]
-        return {row["subject"] for row in rows if self.again != "failed" or row["error"] is None}
-
-    def _rows(self, name: str) -> list[dict[str, Any]]:
-        return list(read_lines(self.run.path / side_file(self.plan.split, name)))
+        rows = read_lines(self.run.path / side_file(self.plan.split, file))
+        judged = [row for row in rows if (row["judge"], row["model"]) == (judge, model)]
+        return {row["subject"] for row in judged if self.again != "failed" or row["error"] is None}
 
     def _write(self, name: str, rows: Iterable[Any]) -> None:
         file = self.run.path / side_file(self.plan.split, name)

@@ -56,6 +56,14 @@ class Read:
     real: bool = True
 
 
+def source_lines(sources: Iterable[Read]) -> tuple[tuple[str, str], ...]:
+    """One line for each source that was read: its origin, then its title and address."""
+    lines: dict[str, str] = {}
+    for source in sources:
+        lines.setdefault(source.where, " · ".join(filter(None, (source.title, source.url))))
+    return tuple(lines.items()) or (("none", "the society found no passage"),)
+
+
 @dataclass(frozen=True, slots=True)
 class Origins:
     """Finds the origin of a passage.

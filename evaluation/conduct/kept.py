@@ -22,6 +22,7 @@ from chimera.config.tree import Config
 from chimera.core.errors import RunError
 from chimera.core.files import read_json_object, replace_file
 from chimera.core.types import Brief, Option, Section
+from chimera.run.directory import new_folder
 
 FOLDER, PREFERENCES = "asked", "preferences.jsonl"
 THREAD = "question"
@@ -49,11 +50,9 @@ class Kept:
         Raises:
             RunError: The folder cannot be written.
         """
-        timestamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         parent = config.runs_dir / FOLDER
         try:
-            parent.mkdir(parents=True, exist_ok=True)
-            path = next(folder for folder in _names(parent, timestamp) if _made(folder))
+            path = new_folder(parent, mode=0o700)
             question = {"brief": asdict(brief), "config": config.model_dump(mode="json"), "run": run}
             (path / "question.json").write_text(json.dumps(question, ensure_ascii=False), encoding="utf-8")
         except OSError as error:
@@ -155,15 +154,3 @@ class Kept:
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
-
-
-def _names(parent: Path, first: str) -> "list[Path]":
-    return [parent / first, *(parent / f"{first}-{number}" for number in range(2, 1000))]
-
-
-def _made(path: Path) -> bool:
-    try:
-        path.mkdir(mode=0o700)
-    except FileExistsError:
-        return False
-    return True

@@ -29,9 +29,9 @@ from chimera.core.types import Brief, Source
 from chimera.data.tasks import Document, load
 from chimera.serving.client import HttpModel
 from chimera.serving.process import ModelServers, serve
-from chimera.show.ask import cards, source_lines
+from chimera.show.ask import cards
 from chimera.show.card import Card
-from evaluation.conduct.grounds import LIVE, YOURS, Origins, Read, Rule
+from evaluation.conduct.grounds import LIVE, YOURS, Origins, Read, Rule, source_lines
 from evaluation.conduct.kept import THREAD, Kept
 from evaluation.conduct.own_abstract import OwnAbstract
 from evaluation.rollout.answering import answering
@@ -188,7 +188,7 @@ class _Desk:
         if self._given:
             read = self._abstract + read
         # Tools may cut a long abstract. A quote from the part that was cut is still the person's own sentence.
-        citable = self._abstract + read if rule else read
+        citable = self._abstract + read if rule and not self._given else read
         self._evidence = written.get("refined_hypothesis", {"evidence": self._evidence})["evidence"]
         # The seat writes only what a person changed.
         update = {**self._decided, **written} if "confirmation" in written else written

@@ -7,13 +7,11 @@ Otherwise an interval above minus the margin shows non-inferiority. The interval
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil, sqrt
-from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from chimera.config.tree import Config
-from chimera.core.types import Label
 from evaluation.measures.families import family_of
 from evaluation.measures.metrics import (
     LATENCY,
@@ -21,9 +19,11 @@ from evaluation.measures.metrics import (
     Metric,
     TaskAnswers,
     answers_of,
+    hits,
     interval_settings,
     measured,
     metrics_of,
+    task_means,
     values_of,
 )
 from evaluation.measures.statistics import (
@@ -117,11 +117,10 @@ def compare(before: StageAnswers, after: StageAnswers, plan: Plan, config: Confi
             comparisons[metric.name] = of_answers[metric.name]
         elif metric.value is not None:
             old, new = (values_of(metric.value, answers.records) for answers in (before, after))
-            means = _by_task(old, new, plan)
-            if means:
+            if means := task_means((task.id for task in plan.tasks), old, new):
                 exact = metric.binary and plan.repeats == 1
-                pair = [mean for mean, _ in means], [mean for _, mean in means]
-                comparisons[metric.name] = compare_means(*pair, metric, config, exact=exact)
+                old_means, new_means = zip(*means.values(), strict=True)
+                comparisons[metric.name] = compare_means(old_means, new_means, metric, config, exact=exact)
     return comparisons
 
 
@@ -135,19 +134,14 @@ def compare_answers(before: TaskAnswers, after: TaskAnswers, plan: Plan, config:
     tasks = [task for task in plan.tasks if task.id in before and task.id in after]
     if not tasks:
         return {}
-    labels: list[Label] = [task.label for task in tasks]
-    sides = [[answers[task.id] for task in tasks] for answers in (before, after)]
+    sides = before, after
     metrics = {metric.name: metric for metric in metrics_of(config)}
-    hits = [
-        [fmean(answer == label for answer in answers) for label, answers in zip(labels, rows, strict=True)]
-        for rows in sides
-    ]
-    exact = all(len(answer) == 1 for rows in sides for answer in rows)
+    old_hits, new_hits = (hits(answers, tasks) for answers in sides)
+    exact = all(len(answers[task.id]) == 1 for answers in sides for task in tasks)
+    rows = [f1_rows([(task.label, answers[task.id]) for task in tasks], plan.labels) for answers in sides]
     return {
-        "alignment": compare_means(hits[0], hits[1], metrics["alignment"], config, exact=exact),
-        MACRO_F1: _of_macro_f1(
-            [f1_rows(zip(labels, rows, strict=True), plan.labels) for rows in sides], metrics[MACRO_F1], config
-        ),
+        "alignment": compare_means(old_hits, new_hits, metrics["alignment"], config, exact=exact),
+        MACRO_F1: _of_macro_f1(rows, metrics[MACRO_F1], config),
     }
 
 
@@ -244,19 +238,6 @@ def verdict_sentence(before: str, after: str, comparisons: Mapping[str, Comparis
     return f"{after[:1].upper()}{after[1:]} beside {before}: {'; '.join(clauses)}."
 
 
-def _by_task(
-    before: Mapping[tuple[str, int], float], after: Mapping[tuple[str, int], float], plan: Plan
-) -> list[tuple[float, float]]:
-    """Both means of each task, over the repeats (same seeds) that have a value in both."""
-    pairs: list[tuple[float, float]] = []
-    for task in plan.tasks:
-        keys = [(task.id, repeat) for repeat in range(plan.repeats)]
-        shared = [(before[key], after[key]) for key in keys if key in before and key in after]
-        if shared:
-            pairs.append((fmean(old for old, _ in shared), fmean(new for _, new in shared)))
-    return pairs
-
-
 def compare_means(
     before: Sequence[float], after: Sequence[float], metric: Metric, config: Config, *, exact: bool
 ) -> Comparison:
@@ -315,12 +296,8 @@ def _comparison(
     return Comparison(*values, *ends, p, None, n, mde, test, None, metric.primary, margin)
 
 
-CLAUSES = {"alignment": "answers right"}
-"""What the sentence calls a metric, if not by its name."""
-
-
 def _clause(name: str, comparison: Comparison | None, config: Config) -> str:
-    title = CLAUSES.get(name, name)
+    title = "answers right" if name == "alignment" else name
     if comparison is None:
         return f"{title} has no value in both"
     if comparison.p_adjusted is None:
@@ -331,8 +308,11 @@ def _clause(name: str, comparison: Comparison | None, config: Config) -> str:
         ends = f"{comparison.low * scale:+z.{digits}f} to {comparison.high * scale:+z.{digits}f}"
         around = f"{100 * config.evaluation.confidence:.4g} % interval {ends}"
     old, new = (f"{value * scale:z.{digits}f}" for value in (comparison.before, comparison.after))
+    margin = ""
+    if comparison.verdict == NON_INFERIOR and comparison.margin:
+        margin = f" (margin {comparison.margin * scale:.{digits}f}{points})"
     words = (
-        f"{title} {_verdict_words(comparison, scale, digits, points)}, from {old} to {new}{unit} "
+        f"{title} {comparison.verdict}{margin}, from {old} to {new}{unit} "
         f"({comparison.difference * scale:+z.{digits}f}{points}, {around}, "
         f"p = {comparison.p_adjusted:.2g}{'' if comparison.by_gate else ' after correction'}, n = {comparison.n})"
     )
@@ -342,12 +322,3 @@ def _clause(name: str, comparison: Comparison | None, config: Config) -> str:
     return (
         f"{words}, where {comparison.mde * scale:.{digits}f}{points} or more would be found {power}, before correction"
     )
-
-
-def _verdict_words(comparison: Comparison, scale: float, digits: int, points: str) -> str:
-    margin = (
-        f" (margin {comparison.margin * scale:.{digits}f}{points})"
-        if comparison.verdict == NON_INFERIOR and comparison.margin
-        else ""
-    )
-    return f"{comparison.verdict}{margin}"

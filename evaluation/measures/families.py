@@ -6,7 +6,6 @@ matches is a family of its own. A run's ledger records the families at its start
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -21,14 +20,6 @@ PLANNED = "planned"
 """The ledger's event that records the families at the start of a run."""
 
 Families = Mapping[str, Sequence[str]]
-
-
-@dataclass(frozen=True, slots=True)
-class Declaration:
-    """The families that a run's ledger recorded first, and the time."""
-
-    time: str
-    families: Families
 
 
 def check(config: Config) -> None:
@@ -64,12 +55,9 @@ def family_of(pair: str, metric: str, families: Families, main: str | None) -> s
     return OTHERS
 
 
-def declared(run: Run) -> Declaration | None:
-    """The families that the run declared before its first phase; None if its ledger holds none."""
-    for event in run.events():
-        if event["event"] == PLANNED and "families" in event:
-            return Declaration(event["time"], event["families"])
-    return None
+def declared(run: Run) -> Mapping[str, Any] | None:
+    """The ledger's first event with the run's "families", which holds its "time" too; None if there is none."""
+    return next((event for event in run.events() if event["event"] == PLANNED and "families" in event), None)
 
 
 def about(run: Run, config: Config, sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -78,8 +66,8 @@ def about(run: Run, config: Config, sizes: Mapping[str, int]) -> dict[str, Any]:
     names = dict.fromkeys((*used, *sizes))
     return {
         "used": {name: {"patterns": list(used.get(name, ())), "tests": sizes.get(name, 0)} for name in names},
-        "declared": None if declaration is None else declaration.time,
-        "as_declared": declaration is not None and _plain(declaration.families) == _plain(used),
+        "declared": None if declaration is None else declaration["time"],
+        "as_declared": declaration is not None and _plain(declaration["families"]) == _plain(used),
     }
 
 

@@ -18,13 +18,15 @@ from chimera.config.tree import Config
 from chimera.core.types import DECISIONS, LABELS, Decision, Label, decides
 from evaluation.measures.statistics import Mean, bootstrap_mean, bootstrap_statistic, f1_rows, macro_f1_of_totals
 from evaluation.records.rollouts import RolloutRecord, failures, vetoes
-from evaluation.records.study import BaselineAnswer, Plan, StageAnswers
+from evaluation.records.study import BaselineAnswer, Plan, PlannedTask, StageAnswers
 from evaluation.scores.alignment import aligned, decision_aligned, decision_aligned_two_way
 from evaluation.scores.judge import CRITERIA
 from evaluation.scores.rewards import part_title
 
 Unit = Literal["share", "points", "seconds", "usd", "count"]
 Value = Callable[[RolloutRecord], float | None]
+Key = tuple[str, int]
+"""A task's id and the number of the repeat."""
 TaskAnswers = Mapping[str, Sequence[Label | None]]
 """Answers by task id, one for each repeat; None is no answer."""
 
@@ -104,8 +106,8 @@ def stage_metrics(answers: StageAnswers, plan: Plan, config: Config) -> dict[str
         if metric.value is None:
             means[metric.name] = of_answers[metric.name]
             continue
-        values = task_means(values_of(metric.value, answers.records), plan)
-        if values:
+        by_task = task_means((task.id for task in plan.tasks), values_of(metric.value, answers.records))
+        if values := [mean for (mean,) in by_task.values()]:
             means[metric.name] = bootstrap_mean(values, share=metric.unit == "share", **interval_settings(config))
     return means
 
@@ -124,15 +126,17 @@ def answer_metrics(answers: TaskAnswers, plan: Plan, config: Config) -> dict[str
     Raises:
         ValueError: None of the plan's tasks is among `answers`.
     """
-    tasks: list[tuple[Label, Sequence[Label | None]]] = [
-        (task.label, answers[task.id]) for task in plan.tasks if task.id in answers
-    ]
-    hits = [fmean(answer == label for answer in answers) for label, answers in tasks]
     settings = interval_settings(config)
+    rows = f1_rows([(task.label, answers[task.id]) for task in plan.tasks if task.id in answers], plan.labels)
     return {
-        "alignment": bootstrap_mean(hits, share=True, **settings),
-        MACRO_F1: bootstrap_statistic(f1_rows(tasks, plan.labels), macro_f1_of_totals, **settings),
+        "alignment": bootstrap_mean(hits(answers, plan.tasks), share=True, **settings),
+        MACRO_F1: bootstrap_statistic(rows, macro_f1_of_totals, **settings),
     }
+
+
+def hits(answers: TaskAnswers, tasks: Iterable[PlannedTask]) -> list[float]:
+    """The share of right answers to each of `tasks` that was asked."""
+    return [fmean(answer == task.label for answer in answers[task.id]) for task in tasks if task.id in answers]
 
 
 def interval_settings(config: Config) -> dict[str, Any]:
@@ -167,18 +171,23 @@ def answers_by_baseline(answers: Iterable[BaselineAnswer]) -> dict[str, TaskAnsw
     }
 
 
-def values_of(value: Value, records: Iterable[RolloutRecord]) -> dict[tuple[str, int], float]:
+def values_of(value: Value, records: Iterable[RolloutRecord]) -> dict[Key, float]:
     """A metric's values by task id and repeat, without rollouts that have no value."""
     values = {(record.task_id, record.repeat): value(record) for record in records}
     return {key: float(number) for key, number in values.items() if number is not None}
 
 
-def task_means(values: Mapping[tuple[str, int], float], plan: Plan) -> list[float]:
-    """The mean over repeats of each task that has a value, in the order of the plan."""
-    of_task: dict[str, list[float]] = {}
-    for (task, _), value in values.items():
-        of_task.setdefault(task, []).append(value)
-    return [fmean(of_task[task.id]) for task in plan.tasks if task.id in of_task]
+def task_means(tasks: Iterable[str], *sides: Mapping[Key, float]) -> dict[str, tuple[float, ...]]:
+    """Each side's mean over the repeats of a task that have a value in all, by task, in the order of `tasks`.
+
+    Tasks without such a repeat are left out.
+    """
+    shared: dict[str, list[Key]] = {}
+    for key in set.intersection(*map(set, sides)):
+        shared.setdefault(key[0], []).append(key)
+    return {
+        task: tuple(fmean(values[key] for key in shared[task]) for values in sides) for task in tasks if task in shared
+    }
 
 
 def outcomes(answers: StageAnswers, labels: Sequence[Label] = LABELS) -> dict[str, Any]:

@@ -217,22 +217,5 @@ def check_unseen(tasks: Sequence[ResearchTask], trained: Dataset, split: Split) 
         )
 
 
-def check_ids(run: Run, config: Config, trained: Dataset) -> None:
-    """Check that the user's data still hold the tasks that a run has recorded, by the first rollout of each phase.
-
-    Raises:
-        RunError: An earlier version made the run, which named rows without ids by their place.
-    """
-    ids = {task.id for task in trained.tasks}
-    for phase in config.pipeline if trained.source == "own" else ():
-        first = next(run.rollouts(phase), None)
-        if first is not None and first["task_id"] not in ids:
-            raise RunError(
-                f"run {run.name!r} has recorded task {first['task_id']!r}, which is not in data.path="
-                f"{config.data.path}: an earlier version of Chimera named rows without ids by their place; read "
-                "the run with that version, or train again"
-            )
-
-
 def _content(task: ResearchTask) -> tuple[str, ...]:
     return (task.goal, *(section.text for section in task.context))

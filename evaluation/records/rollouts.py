@@ -222,8 +222,8 @@ def _no_rollout(data: Mapping[str, Any], fault: str) -> RunError:
 
 
 def failures(records: Iterable[RolloutRecord]) -> Counter[str]:
-    """Number of failures of each kind. Reasons that differ only in numbers or after 90 characters are one kind."""
-    return _kinds(record.error or "no reason recorded" for record in records if record.status == "failed")
+    """Number of failures of each kind."""
+    return Counter(kind_of(record.error or "no reason recorded") for record in records if record.status == "failed")
 
 
 def cause(record: RolloutRecord) -> str | None:
@@ -231,13 +231,14 @@ def cause(record: RolloutRecord) -> str | None:
     if record.status != "failed":
         return None
     role, _, reason = (record.error or "").partition(": ")
-    return next(iter(_kinds([reason if role.isidentifier() and reason else record.error or ""])))
+    return kind_of(reason if role.isidentifier() and reason else record.error or "")
 
 
 def vetoes(records: Iterable[RolloutRecord]) -> Counter[str]:
     """Number of vetoes of each kind, counted like `failures`."""
-    return _kinds(record.veto for record in records if record.veto is not None)
+    return Counter(kind_of(record.veto) for record in records if record.veto is not None)
 
 
-def _kinds(reasons: Iterable[str]) -> Counter[str]:
-    return Counter(re.sub(r"\d+", "#", reason)[:90] for reason in reasons)
+def kind_of(reason: str) -> str:
+    """Reasons that differ only in numbers or after 90 characters are of one kind."""
+    return re.sub(r"\d+", "#", reason)[:90]

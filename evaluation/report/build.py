@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
 from typing import Any, TypeVar
 
 from chimera.config.tree import Config
@@ -43,10 +42,13 @@ from evaluation.measures.metrics import (
     answer_metrics,
     answers_by_baseline,
     answers_of,
+    hits,
     measured,
     metrics_of,
     outcomes,
     stage_metrics,
+    task_means,
+    values_of,
 )
 from evaluation.measures.verdicts import margins
 from evaluation.records import coalitions
@@ -244,16 +246,12 @@ def _pairs(study: Study, before: str, after: str) -> list[list[Any]]:
 
 def _by_task(study: Study, name: str) -> dict[str, tuple[float | None, float | None]]:
     """Mean reward and share of right answers of each task. A missing answer is wrong."""
-    rewards: dict[str, list[float]] = {}
-    for record in study.answers[name].records if name in study.answers else ():
-        if record.reward is not None:
-            rewards.setdefault(record.task_id, []).append(record.reward)
-    answers = _answers(study, name)
+    records, answers = study.answers[name].records if name in study.answers else (), _answers(study, name)
+    rewards = task_means((task.id for task in study.plan.tasks), values_of(lambda record: record.reward, records))
     rows: dict[str, tuple[float | None, float | None]] = {}
     for task in study.plan.tasks:
-        task_answers = answers.get(task.id)
-        fits = None if task_answers is None else fmean(answer == task.label for answer in task_answers)
-        rows[task.id] = (fmean(rewards[task.id]) if task.id in rewards else None, fits)
+        (reward,), (fits,) = rewards.get(task.id, (None,)), hits(answers, [task]) or (None,)
+        rows[task.id] = reward, fits
     return rows
 
 

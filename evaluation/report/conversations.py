@@ -43,37 +43,26 @@ def file_of(rollout: str) -> str:
     return f"{FOLDER}/{rollout}.html"
 
 
-def conversations(study: Study, report: Report) -> Iterator[tuple[str, str]]:
-    """Each page of `report`: its file, relative to the report's folder, and its text.
-
-    Raises:
-        RunError: A trace cannot be read.
-    """
-    rollout_ids = linked(report)
-    for answers in study.answers.values():
-        for record in answers.records:
-            if record.rollout_id in rollout_ids:
-                back = f"../index.html#{slug(answers.stage.name)}-{record.rollout_id}"
-                text = page(read_tree(study.run, record), run=study.run.name, back=back)
-                yield file_of(record.rollout_id), text
-
-
-def write_conversations(study: Study, report: Report, folder: Path, advance: Callable[[int, str], None]) -> int:
-    """Write the pages of `report` below `folder`, without those of an earlier report; returns their number.
+def write_conversations(study: Study, report: Report, folder: Path, advance: Callable[[int, str], None]) -> None:
+    """Write the pages of `report` below `folder`, without those of an earlier report.
 
     `advance` is told the number of finished pages.
 
     Raises:
         OSError: A file cannot be written.
+        RunError: A trace cannot be read.
     """
     for old in (folder / FOLDER).glob("*.html"):
         old.unlink()
-    number = 0
-    for number, (file, text) in enumerate(conversations(study, report), start=1):
+    pages = linked(report)
+    rollouts = [(answers.stage.name, record) for answers in study.answers.values() for record in answers.records]
+    having = [(stage, record) for stage, record in rollouts if record.rollout_id in pages]
+    for number, (stage, record) in enumerate(having, start=1):
+        back = f"../index.html#{slug(stage)}-{record.rollout_id}"
+        text = page(read_tree(study.run, record), run=study.run.name, back=back)
         (folder / FOLDER).mkdir(exist_ok=True)
-        (folder / file).write_text(text, encoding="utf-8", errors="backslashreplace")
+        (folder / file_of(record.rollout_id)).write_text(text, encoding="utf-8", errors="backslashreplace")
         advance(number, "")
-    return number
 
 
 def _changed(report: Report) -> Iterator[Rollout]:

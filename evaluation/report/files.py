@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,7 @@ FILES = (DATA, TEXT, PAGE, METRICS, ROLLOUTS, PREDICTIONS, MISSING)
 PLOTS = "plots"
 
 
-def publish(
-    study: Study,
-    lines: Sequence[Mapping[str, Any]],
-    folder: Path,
-    progress: ProgressView | None = None,
-) -> dict[str, Any]:
+def publish(study: Study, lines: Sequence[Mapping[str, Any]], folder: Path, progress: ProgressView) -> dict[str, Any]:
     """Write the report of `study` into `folder`.
 
     Args:
@@ -51,11 +46,7 @@ def publish(
     drawn = draw_all(study, lines, compare_all(study), folder / PLOTS)
     plots = [replace(plot, files={kind: f"{PLOTS}/{name}" for kind, name in plot.files.items()}) for plot in drawn]
     report = {**build(study, plots, folder), "written": describe_code()}
-    quiet = nullcontext(lambda _done, _text: None)
-    with (
-        _writing(folder),
-        quiet if progress is None else progress.work("conversations", len(linked(report))) as advance,
-    ):
+    with _writing(folder), progress.work("conversations", len(linked(report))) as advance:
         write_conversations(study, report, folder, advance)
     write_report(report, folder)
     return report

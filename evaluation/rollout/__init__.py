@@ -1,1 +1,1 @@
-"""The one road of every rollout. Read `make` first, which makes one; then `worker` and `crew`."""
+"""The one road of every rollout. Read `worker` first, which makes one; then `crew`."""

@@ -9,8 +9,9 @@ from typing import Any
 from chimera.core.errors import RunError, UnreachableError
 from chimera.run.directory import Run
 from evaluation.records.rollouts import RolloutRecord, cause
-from evaluation.rollout.make import keep
 from evaluation.rollout.worker import Job, Result, Worker
+from evaluation.telemetry.sender import recorded
+from evaluation.traces import spans
 
 LOOK_SECONDS = 1.0
 """Interval of the checks that the model server is alive: a server that ends sends no notice."""
@@ -102,6 +103,18 @@ class Crew:
             return getting.result()
         finally:
             getting.cancel()
+
+
+def keep(run: Run, record: RolloutRecord, trace: Sequence[spans.Span]) -> list[spans.Span]:
+    """Write a rollout to disk, its trace first, so that no record names a missing trace. Then telemetry gets it.
+
+    Returns:
+        The trace as written: without bookkeeping spans and secrets.
+    """
+    kept_spans = [] if record.trace is None else spans.write(trace, run.path / record.trace)
+    run.append_rollout(record.dump(), phase=record.phase)
+    recorded(run, record, kept_spans)
+    return kept_spans
 
 
 def _check_first(records: Sequence[RolloutRecord]) -> None:

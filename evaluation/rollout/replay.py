@@ -15,7 +15,7 @@ from typing import Any
 from agents.context import Candidates, Choice, SupervisorChoice
 from agents.findings import FINDINGS
 from agents.policies.society import of_versions
-from agents.society import Society
+from agents.society import Society, Start
 from agents.state import ResearchState
 from agents.tools.result import ToolResult
 from agents.tools.text.passages import Passage
@@ -29,7 +29,6 @@ from chimera.rubric.grader import grade
 from chimera.run.policies import BY_MODEL
 from chimera.serving.client import Completion, read_completions
 from evaluation.records.rollouts import RolloutRecord
-from evaluation.rollout.make import Start
 from evaluation.scores.judge import Judge
 from evaluation.scores.rewards import compute_reward
 from evaluation.traces.calls import TracedCall
@@ -91,11 +90,7 @@ class Replay:
             ChimeraError: The trace does not hold a whole rollout, or an answer is not one to what is asked.
         """
         with self._answers(record, calls, tools):
-            brief, learned = task.brief(), self._learned(record)
-            if start is None:
-                state = await self._society.run(brief, record.seed, **learned)
-            else:
-                state = await self._society.run_from(start.role, start.state, brief, record.seed, **learned)
+            state = await self._society.run(task.brief(), record.seed, start=start, **self._learned(record))
         return self._ended(state, () if start is None else start.records, task)
 
     def _ended(self, state: ResearchState, before: Sequence[CallRecord], task: ResearchTask) -> Replayed:

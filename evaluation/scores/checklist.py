@@ -22,7 +22,6 @@ from evaluation.scores.checklist_text import (
     SITES,
     SUBGROUP,
     TIME,
-    amount,
     concrete,
     figures,
     fits_outcome,
@@ -194,10 +193,10 @@ def _on_question(work: Work) -> float:
     """1 if no result in the sources shares more words with the goal than the best quote, 0.5 if one does, else 0."""
     goal = topic(work.goal)
     best = max(
-        (amount(topic(sentence), goal) for text in work.sources for sentence in sentences(text) if is_result(sentence)),
+        (len(topic(sentence) & goal) for text in work.sources for sentence in sentences(text) if is_result(sentence)),
         default=0,
     )
-    mine = max(amount(topic(quote), goal) for quote in work.real)
+    mine = max(len(topic(quote) & goal) for quote in work.real)
     return 1.0 if mine >= best and mine > 0 else 0.5 if mine > 0 else 0.0
 
 

@@ -71,11 +71,6 @@ def overlap(part: frozenset[str], whole: frozenset[str]) -> float:
     return len(part & whole) / len(part) if part else 0.0
 
 
-def amount(part: frozenset[str], whole: frozenset[str]) -> int:
-    """Number of words that both have."""
-    return len(part & whole)
-
-
 def figures(text: str) -> frozenset[str]:
     """The numbers in a text, as written but without zeros at either end."""
     return frozenset(f"{float(number):g}" for number in _FIGURE.findall(text))

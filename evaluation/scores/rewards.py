@@ -32,15 +32,10 @@ COUNTED_CALLS = 3
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """One rollout's reward by part. If any part is None, `total` is None."""
+    """One rollout's reward by part. A part is None if the judge gave no score; then `total` is None, too."""
 
     parts: Mapping[str, float | None]
     total: float | None
-
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """The parts that have no value because the judge gave no score."""
-        return tuple(name for name, value in self.parts.items() if value is None)
 
 
 def part_title(name: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from evaluation.baselines.simple import MAP_REDUCE
-from evaluation.measures.metrics import MACRO_F1
+from evaluation.measures.metrics import MACRO_F1, task_means
 from evaluation.measures.statistics import (
     Mean,
     Numbers,
@@ -34,14 +34,14 @@ from evaluation.seeds.crossed import (
     probability_of_improvement,
     unless_unseen,
 )
-from evaluation.seeds.runs import FINAL, Key, SeedRun, by_data_seed, by_task
+from evaluation.seeds.runs import FINAL, SeedRun, by_data_seed, by_task
 
 FORMAT, VERSION = "chimera-study", 1
 METRICS = ("reward", "alignment", MACRO_F1, "decision_alignment")
 """The metrics that a study compares, in this order, if the reports have them."""
 
 Kind = Literal["whole", "sequence", "alone", "baseline"]
-Table: TypeAlias = Mapping[str, tuple[float, float]]
+Table: TypeAlias = Mapping[str, Sequence[float]]
 """Value before and value after, by task."""
 Side: TypeAlias = Callable[[Numbers, Literal[0, 1]], float]
 """Maps a run's totals, of shape (1, columns), to its value before (0) or after (1)."""
@@ -259,24 +259,18 @@ def _table(pair: Pair, run: SeedRun, metric: str) -> Table:
     if pair.kind != "baseline":
         before = run.values(_stage(run, pair.before), metric)
     elif metric == "alignment":
-        before, after = run.baseline(pair.before), _over_repeats(after)
+        # Baselines have no repeats in a report: the mean over a task's repeats stands beside them as repeat 0.
+        before = run.baseline(pair.before)
+        after = {(task, 0): mean for task, (mean,) in task_means(run.tasks, after).items()}
     else:
         return {}
-    shared = by_task({key: key for key in before if key in after})
-    return {
-        task: (fmean(before[key] for key in keys), fmean(after[key] for key in keys)) for task, keys in shared.items()
-    }
+    return task_means(run.tasks, before, after)
 
 
 def _stage(run: SeedRun, stage_name: str) -> str:
     name = run.stage(stage_name)
     assert name is not None
     return name
-
-
-def _over_repeats(values: Mapping[Key, float]) -> dict[Key, float]:
-    """The mean over each task's repeats, stored as repeat 0, because baselines have no repeats in a report."""
-    return {(task, 0): fmean(repeats) for task, repeats in by_task(values).items()}
 
 
 def _matrices(tasks: Sequence[str], tables: Sequence[Table]) -> tuple[Numbers, Numbers]:

@@ -5,17 +5,16 @@ a study's are (`evaluation.seeds.crossed`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean
 from typing import Any
 
 import numpy as np
 
-from evaluation.causes.blame import share_of_totals, shares_by_task
-from evaluation.causes.shapley import METRICS, shapley_values
+from evaluation.causes.blame import share_of_totals, totals_by_task
+from evaluation.causes.shapley import METRICS, shapley_values, worths
 from evaluation.measures.statistics import Numbers
 from evaluation.records import coalitions
 from evaluation.seeds.crossed import crossed_interval, mean_of_runs, of_share, unless_unseen
-from evaluation.seeds.runs import SeedRun, by_data_seed, by_task
+from evaluation.seeds.runs import SeedRun, by_data_seed
 
 TOGETHER = "all together"
 """The row of the whole gain."""
@@ -42,7 +41,7 @@ def shapley(runs: Sequence[SeedRun]) -> dict[str, dict[str, Any]]:
         first = valued_runs[0].report
         learned = {phase for run in valued_runs if run.learned for phase in (*run.learned, TOGETHER)}
         for phase in (*phases, TOGETHER):
-            figures = _pooled(valued_runs, lambda run, phase=phase, by_run=by_run: by_run[run.name][phase])
+            figures = _pooled(valued_runs, lambda run, phase=phase, by_run=by_run: _of_phase(by_run[run.name], phase))
             if first["metrics"][metric]["unit"] == "share" and phase in learned:
                 figures = unless_unseen(figures, first["settings"]["confidence"])
             rows.setdefault(metric, {})[phase] = figures
@@ -88,42 +87,28 @@ def _pooled(runs: Sequence[SeedRun], of: Callable[[SeedRun], ByTask]) -> dict[st
     }
 
 
-class _Zeros(dict[str, ByTask]):
-    """A phase that is in no coalition of a run gave nothing on each of its tasks."""
-
-    def __init__(self, values: Mapping[str, ByTask], tasks: Sequence[str]) -> None:
-        super().__init__(values)
-        self._tasks = tasks
-
-    def __missing__(self, phase: str) -> ByTask:
-        return dict.fromkeys(self._tasks, (0.0, 1.0))
+def _of_phase(values: Mapping[str, ByTask], phase: str) -> ByTask:
+    """What a phase gave on each task: nothing if it is in no coalition of the run."""
+    return values.get(phase) or dict.fromkeys(values[TOGETHER], (0.0, 1.0))
 
 
 def _values(run: SeedRun, metric: str) -> Mapping[str, ByTask]:
     """The Shapley value of each phase on each task that has a value in all coalitions, and the whole gain."""
     learned = run.learned
     values = {coalition: run.values(run.coalition(coalition), metric) for coalition in coalitions.every(list(learned))}
-    shared = set.intersection(*(set(scores) for scores in values.values()))
-    repeats = by_task({key: key for key in sorted(shared)})
-    worth = {
-        coalition: np.array([fmean(scores[key] for key in keys) for keys in repeats.values()])
-        for coalition, scores in values.items()
-    }
+    tasks, worth = worths(sorted(run.tasks), values)
     whole = worth[frozenset(learned)] - worth[frozenset()]
     shares = {**shapley_values(list(learned), worth), TOGETHER: whole}
-    tasks = list(repeats)
-    return _Zeros(
-        {
-            phase: {task: (value, 1.0) for task, value in zip(tasks, numbers.tolist(), strict=True)}
-            for phase, numbers in shares.items()
-        },
-        tasks,
-    )
+    return {
+        phase: {task: (value, 1.0) for task, value in zip(tasks, numbers.tolist(), strict=True)}
+        for phase, numbers in shares.items()
+    }
 
 
 def _mended(run: SeedRun, step: str) -> ByTask:
     """Of each task the wrong answers that the repair of a step mends, and all that were examined."""
     blame_row = run.report["blame"]
     tasks = {row["id"]: row["task"] for row in run.report["outcomes"][blame_row["stage"]]["rollouts"]}
-    rows = [(tasks[row["id"]], row["mended"] and step in (ANY, row["step"])) for row in blame_row["rollouts"]]
-    return {task: (float(mended), float(every)) for task, (mended, every) in shares_by_task(rows).items()}
+    return totals_by_task(
+        (tasks[row["id"]], row["mended"] and step in (ANY, row["step"]), 1) for row in blame_row["rollouts"]
+    )

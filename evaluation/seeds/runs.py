@@ -7,12 +7,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from chimera.core.errors import RunError
 from chimera.core.files import parse_json
 from chimera.core.types import LABELS, Label
 from chimera.run.policies import Policy
+from evaluation.measures.metrics import Key
 from evaluation.records.coalitions import policies_of
 from evaluation.records.plan import ALONE
 from evaluation.records.study import BASE
@@ -21,8 +22,6 @@ FINAL = "final"
 """In a study, the last stage of a run's sequence, whatever its name in the run."""
 
 Value = TypeVar("Value")
-Key: TypeAlias = tuple[str, int]
-"""A task's id and the number of the repeat."""
 
 
 @dataclass(frozen=True)

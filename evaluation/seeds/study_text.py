@@ -53,12 +53,7 @@ def notes(study: Mapping[str, Any]) -> list[str]:
         run["written"].get("modified_files") for run in runs
     ):
         sentences.append("The reports were not all made by the same committed code: see the commits of the runs.")
-    return sentences + _gaps(study)
-
-
-def _gaps(study: Mapping[str, Any]) -> list[str]:
-    """Which comparisons lack runs."""
-    return [
+    return sentences + [
         f"'{row['title']}' lacks {', '.join(row['without'])}, whose reports do not have it."
         for row in study["comparisons"]
         if row["without"]

@@ -286,8 +286,7 @@ def _largest(tree: Tree) -> float:
 def _token(line: TokenLine, largest: float) -> Token:
     words = [f"advantage {line.advantage:+.4f}", f"log-probability {line.before:.4f}"]
     words += [] if line.after is None else [f"after the update {line.after:.4f}"]
-    if line.loss is not None and line.gradient is not None:
-        words.append(f"{100 * line.loss:.3f} % of the loss, {100 * line.gradient:.3f} % of the gradient")
+    words.append(f"{100 * line.loss:.3f} % of the loss, {100 * line.gradient:.3f} % of the gradient")
     words += [f"mask {line.mask:g}", f"token {'unknown' if line.id is None else line.id}"]
     advantage = math.copysign(_share(line.advantage / largest), line.advantage)
     return Token(line.text, ", ".join(words), advantage, _share(line.before / SURPRISE), bool(line.mask))

@@ -8,7 +8,6 @@ from evaluation.scores.rewards import part_title
 from evaluation.traces.token_loss import gradient_shares, is_clipped, loss, loss_shares, ratio
 from evaluation.traces.token_records import TokenRecord
 
-EARLIER = "an earlier version of Chimera recorded it: shares of loss and gradient are not known"
 GRADIENT_WORDS = (
     "Shares are of the whole update, before it. The gradient's is in closed form, |advantage| (1 - p) for each token: "
     "the size of the gradient by the token's logits, up to a factor of 1.41, and not by the weights."
@@ -26,8 +25,8 @@ class TokenLine:
         advantage: How much better than expected.
         before: Its log-probability before the update.
         after: Its log-probability after the update; None if that is not known.
-        loss: Its share of the update's loss; None if that is not known.
-        gradient: Its share of the update's gradient by the logits; None if that is not known.
+        loss: Its share of the update's loss.
+        gradient: Its share of the update's gradient by the logits.
         clipped: True if after the update the clip range has taken it out of the gradient.
     """
 
@@ -37,8 +36,8 @@ class TokenLine:
     advantage: float
     before: float
     after: float | None
-    loss: float | None
-    gradient: float | None
+    loss: float
+    gradient: float
     clipped: bool = False
 
     @property
@@ -55,8 +54,8 @@ class TokenLine:
             f"{self.before:z.3f}",
             "-" if self.after is None else f"{self.after:z.3f}",
             "-" if times is None else f"x{times:z.3f}{' clipped' if self.clipped else ''}",
-            "-" if self.loss is None else f"{self.loss:.3%}",
-            "-" if self.gradient is None else f"{self.gradient:.3%}",
+            f"{self.loss:.3%}",
+            f"{self.gradient:.3%}",
         ]
 
 
@@ -76,41 +75,34 @@ def token_lines(record: TokenRecord, ids: Sequence[int] | None, texts: Sequence[
         ids: Their ids; None where the trace does not have them.
         texts: Their texts; without them they are shown by their ids.
     """
-    count, has_objective = len(record.mask), record.objective is not None
-    numbers: Sequence[int | None] = ids or [None] * count
-    after = record.new_log_probs or [None] * count
-    shares = zip(loss_shares(record), gradient_shares(record), strict=True) if has_objective else [(None, None)] * count
+    numbers: Sequence[int | None] = ids or [None] * len(record.mask)
     columns = zip(
         texts or list(map(by_id, numbers)),
         numbers,
         record.mask,
         record.advantages,
         record.old_log_probs,
-        after,
-        shares,
+        record.new_log_probs or [None] * len(record.mask),
+        loss_shares(record),
+        gradient_shares(record),
         strict=True,
     )
     return [
-        TokenLine(text, token, mask, advantage, old, new, *share, clipped=_clipped(record, advantage, old, new))
-        for text, token, mask, advantage, old, new, share in columns
+        TokenLine(
+            *(text, token, mask, advantage, old, new, of_loss, of_gradient),
+            clipped=new is not None and is_clipped(advantage, ratio(old, new), record.objective),
+        )
+        for text, token, mask, advantage, old, new, of_loss, of_gradient in columns
     ]
-
-
-def _clipped(record: TokenRecord, advantage: float, old: float, new: float | None) -> bool:
-    if record.objective is None or new is None:
-        return False
-    return is_clipped(advantage, ratio(old, new), record.objective)
 
 
 def credit_line(record: TokenRecord) -> str:
     """From the reward's parts to the call's share of loss and gradient, in one line."""
     parts = " + ".join(f"{part_title(name)} {value:z.3f}" for name, value in record.parts.items())
     phrases = [f"credit {record.reward:z.3f}{f' = {parts}' if parts else ''}", _advantages(record)]
-    objective = record.objective
-    if objective is None:
-        return "; ".join([*phrases, EARLIER])
     loss_share, pull_share = math.fsum(loss_shares(record)), math.fsum(gradient_shares(record))
-    norm = "" if objective.grad_norm is None else f", whose norm was {objective.grad_norm:.3g}"
+    grad_norm = record.objective.grad_norm
+    norm = "" if grad_norm is None else f", whose norm was {grad_norm:.3g}"
     phrases.append(f"{loss_share:.2%} of the update's loss and {pull_share:.2%} of its gradient{norm}")
     if record.new_log_probs is None:
         return "; ".join([*phrases, "the call was not read again after the update"])
@@ -125,7 +117,6 @@ def credit_line(record: TokenRecord) -> str:
 
 def _mean_loss(record: TokenRecord, new: Sequence[float]) -> float:
     """The mean of L over the call's tokens under other log-probabilities."""
-    assert record.objective is not None
     columns = zip(record.advantages, record.old_log_probs, new, strict=True)
     losses = [loss(advantage, ratio(old, value), record.objective) for advantage, old, value in columns]
     return math.fsum(losses) / len(losses) if losses else 0.0

@@ -58,7 +58,7 @@ def pull(advantage: float, old: float, new: float, objective: Objective) -> floa
 def loss_shares(record: TokenRecord) -> list[float]:
     """Each token's share of the update's loss before the update, without signs; all tokens of an update sum to 1."""
     objective = record.objective
-    if objective is None or not objective.loss:
+    if not objective.loss:
         return [0.0] * len(record.mask)
     scale = objective.weight / objective.loss
     return [scale * abs(a) * m for a, m in zip(record.advantages, record.mask, strict=True)]
@@ -67,7 +67,7 @@ def loss_shares(record: TokenRecord) -> list[float]:
 def gradient_shares(record: TokenRecord) -> list[float]:
     """Each token's share of the sum of all tokens' `pull` before the update; all tokens of an update sum to 1."""
     objective = record.objective
-    if objective is None or not objective.gradient:
+    if not objective.gradient:
         return [0.0] * len(record.mask)
     scale = objective.weight / objective.gradient
     columns = zip(record.advantages, record.old_log_probs, record.mask, strict=True)

@@ -56,11 +56,9 @@ class TokenRecord:
         advantages: How much better than expected, in the estimator's units; NaN where an update had none. With
             `sampled_log_probs`, times the token's importance weight.
         old_log_probs: Natural logarithm of each token's probability under the weights before the update.
-        new_log_probs: The same under the weights after it; None if the call was not read again, or an earlier version
-            of Chimera wrote the record.
+        new_log_probs: The same under the weights after it; None if the call was not read again.
         parts: The parts of the reward, weighted, that `reward` is the sum of; empty if it is a share of a rollout's.
-        objective: What a token's share of the loss and of the gradient is computed from; None in records of earlier
-            versions.
+        objective: What a token's share of the loss and of the gradient is computed from.
         sampled_log_probs: Natural logarithm of each token's probability under the weights `policy`, which may be older
             than those before the update; None if they are the same.
     """
@@ -78,13 +76,12 @@ class TokenRecord:
     old_log_probs: list[float]
     new_log_probs: list[float] | None = None
     parts: dict[str, float] = field(default_factory=dict)
-    objective: Objective | None = None
+    objective: Objective = field(kw_only=True)
     sampled_log_probs: list[float] | None = None
 
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> "TokenRecord":
-        objective = data.get("objective")
-        return cls(**{**data, "objective": None if objective is None else Objective(**objective)})
+        return cls(**{**data, "objective": Objective(**data["objective"])})
 
     def dump(self) -> dict[str, Any]:
         """Plain data; without `sampled_log_probs` where there are none."""
@@ -120,7 +117,7 @@ def read_tokens(path: Path, rollout_id: str | None = None) -> list[TokenRecord]:
             # Most lines are about other rollouts: they are not worth parsing.
             lines = [line for line in file if rollout_id is None or rollout_id in line]
         records = [TokenRecord.load(parse_json(line)) for line in lines]
-    except (OSError, EOFError, ValueError, TypeError, zlib.error) as error:
+    except (OSError, EOFError, ValueError, TypeError, KeyError, zlib.error) as error:
         raise RunError(f"the token records {path} cannot be read: {error}") from error
     return [record for record in records if rollout_id in (None, record.rollout_id)]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.findings import COMBINED
+from agents.society import Start
 from agents.supervisor import VOTE
 from agents.visit.prompting import opening, payload_of
 from chimera.config.roles import JUDGE
@@ -25,7 +26,6 @@ from evaluation.conduct.repairs import start_of
 from evaluation.records.repairs import REPAIR, Repair
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from evaluation.records.study import GATE, Judged, Stage, Study
-from evaluation.rollout.make import Start
 from evaluation.rollout.replay import Replay
 from evaluation.scores.auditor import CHECKLIST, work_of
 from evaluation.scores.canaries import canaries_of
@@ -41,15 +41,22 @@ TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
-    """Problems of the rollouts of a report, and the number of replayed rollouts."""
+class Verification:
+    """Result of a verification, or of its part on rollouts.
+
+    Attributes:
+        problems: The problems, one sentence each; empty if the report is true.
+        head: Hash of the last entry. Comparing it shows whether the ledger was replaced.
+    """
 
     problems: list[str]
-    replayed: int
-    rollouts: int
+    entries: int = 0
+    head: str | None = None
+    rollouts: int = 0
+    replayed: int = 0
 
 
-async def rollouts(study: Study, dataset: Dataset) -> Checked:
+async def rollouts(study: Study, dataset: Dataset) -> Verification:
     """Compare every rollout of a study with its task, its trace, and the result of replaying its trace.
 
     Failed rollouts are not replayed, nor are rollouts whose record says that an exchange is missing from the trace.
@@ -71,10 +78,10 @@ async def rollouts(study: Study, dataset: Dataset) -> Checked:
             unlike, done = await _unlike_trace(record, study.run.path, replay, tasks[record.task_id])
             replayed += done
         problems += [f"{where}: {problem}" for problem in unlike]
-    return Checked(problems, replayed, len(every))
+    return Verification(problems, rollouts=len(every), replayed=replayed)
 
 
-async def repairs(study: Study, dataset: Dataset) -> Checked:
+async def repairs(study: Study, dataset: Dataset) -> Verification:
     """Compare every replay of a wrong answer with the repair that it is of, and with its own trace, replayed."""
     tasks = {task.id: task for task in dataset.tasks}
     replay, problems, replayed = Replay(study.config, study.run.path), [], 0
@@ -88,7 +95,8 @@ async def repairs(study: Study, dataset: Dataset) -> Checked:
             unlike, done = await _unlike_trace(record, study.run.path, replay, task, build)
             replayed += done
         problems += [f"{case.place} (replay {record.rollout_id}): {problem}" for problem in unlike]
-    return Checked(problems, replayed, sum(case.replay is not None for case in study.examined))
+    replays = sum(case.replay is not None for case in study.examined)
+    return Verification(problems, rollouts=replays, replayed=replayed)
 
 
 def _unlike_repair(record: RolloutRecord, repair: Repair, study: Study) -> Iterator[str]:

@@ -21,7 +21,7 @@ from chimera.run.hashes import hash_artifact
 from chimera.run.jsonl import read_lines
 from chimera.run.seals import history
 from evaluation.baselines.single_agent import ROLE
-from evaluation.records.plan import check_ids, check_unseen, choose_stages, choose_tasks, learned_in
+from evaluation.records.plan import check_unseen, choose_stages, choose_tasks, learned_in
 from evaluation.records.study import Plan, PlannedTask, Split
 from evaluation.report.conversations import FOLDER as CONVERSATIONS
 from evaluation.report.files import FILES, PLOTS
@@ -60,7 +60,6 @@ class AskedEvaluation:
         trained = run.config
         config = trained.model_copy(update={"data": DataConfig.model_validate(dict(self.data))})
         trained_dataset = load(trained.data)
-        check_ids(run, trained, trained_dataset)
         dataset = trained_dataset if config.data == trained.data else load(config.data)
         config.society.graph.check_answers(dataset.labels)
         tasks = choose_tasks(dataset, self.split, config, self.limit)

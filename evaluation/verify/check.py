@@ -9,7 +9,6 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from evaluation.records.study import Study
 from evaluation.report.build import FORMAT, VERSION, build
 from evaluation.report.files import DATA, read_report, report_file_in, sheets
 from evaluation.verify import again
+from evaluation.verify.again import Verification
 from evaluation.verify.asked import EVALUATED, Evaluated, RunThen, folder_in, hashes_of
 from evaluation.verify.impossible import impossible
 
@@ -33,22 +33,6 @@ NOT_COMPARED = ("plots.", "written.", "run.path.")
 """Drawings have their hashes, the time of writing with the ledger; the run may have been moved since."""
 SHOWN = 200
 """Longer texts are cut in messages."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verification:
-    """Result of a verification.
-
-    Attributes:
-        problems: The problems, one sentence each; empty if the report is true.
-        head: Hash of the last entry. Comparing it shows whether the ledger was replaced.
-    """
-
-    problems: list[str]
-    entries: int = 0
-    head: str | None = None
-    rollouts: int = 0
-    replayed: int = 0
 
 
 def verify(report_file: Path, run: Run | None, *, expect: str | None = None) -> Verification:
@@ -71,7 +55,7 @@ def verify(report_file: Path, run: Run | None, *, expect: str | None = None) -> 
     except RunError as error:
         return Verification([str(error)])
     head = entries[-1].hash if entries else None
-    problems = [*_rebuilt(entries, expect), *_unlike_ledger(run, entries)]
+    problems = list(_unlike_ledger(run, entries, expect))
     position = _entry_of(file, run, entries)
     if position is None:
         absent = f"{LEDGER} has no evaluation that wrote {file}: it was removed, or the report is of another run"
@@ -93,13 +77,11 @@ def verify(report_file: Path, run: Run | None, *, expect: str | None = None) -> 
     return Verification([*problems, *computed.problems], len(entries), head, computed.rollouts, computed.replayed)
 
 
-def _rebuilt(entries: Sequence[Entry], expect: str | None) -> Iterator[str]:
+def _unlike_ledger(run: Run, entries: Sequence[Entry], expect: str | None) -> Iterator[str]:
+    """A ledger without the hash `expect`, and files that are not as it says: each by its last seal, policies as they
+    went live."""
     if expect is not None and expect not in {entry.hash for entry in entries}:
         yield f"{LEDGER} has no entry with the hash {expect}: its history was rebuilt, or it is another run's"
-
-
-def _unlike_ledger(run: Run, entries: Sequence[Entry]) -> Iterator[str]:
-    """Files that are not as the ledger says: every one by its last seal, and policies as they went live."""
     seals = history(entry.record for entry in entries)
     if not seals:
         yield f"{LEDGER} seals no file, so nobody can tell whether the run's files are as they were written"

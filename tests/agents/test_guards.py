@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from message_kit import refused
 
 from agents.schemas import SafetyReview
 from agents.visit import citations
@@ -134,8 +135,6 @@ async def test_a_user_s_rules_stand_beside_the_usual_ones_or_replace_them(societ
     assert (state["final_veto"], state["final_decision"]) == (veto, "NO-GO" if veto else "GO")
 
 
-# --- citations
-
 SOURCES = [{"id": "23456789", "text": "As NCT01234567 showed (doi 10.1000/abc.1), it fell."}]
 
 
@@ -149,6 +148,7 @@ def review(issue):
         ("PMID 23456789 and NCT01234567 agree", None),
         ("see 10.1000/abc.1.", None),
         ("PMID: 99999999 says so", "PMID: 99999999"),
+        ("PMID 3456789 says so", "PMID 3456789"),
         ("NCT99999999 was stopped", "NCT99999999"),
         ("GO:0008150", "GO:0008150"),
         ("doi 10.5555/none", "10.5555/none"),
@@ -201,19 +201,19 @@ async def test_a_failed_call_goes_on_with_the_second_model_where_it_stood(societ
     assert len(toolbox.calls) == 1
 
 
-@pytest.mark.parametrize("failures", [["?"] * 3, [ModelError("500"), ModelError("500"), ModelError("500")]])
-async def test_the_second_model_is_asked_once(society_kit, failures):
+@pytest.mark.parametrize(
+    ("failures", "keys"),
+    [
+        (["?"] * 3, ["supervisor", "supervisor", "strong"]),
+        ([ModelError("500")] * 3, ["supervisor", "strong"]),
+        ([UnreachableError("nobody is there")], ["supervisor"]),
+    ],
+)
+async def test_the_second_model_is_asked_once_and_covers_up_no_server_that_is_gone(society_kit, failures, keys):
     model = society_kit.Model(Supervisor=failures)
     with pytest.raises(RoleError):
         await society_kit.make(model, node_retries=0, fallback={"Supervisor": "strong"}).run(society_kit.brief)
-    assert [request.key for request in model.of("Supervisor")].count("strong") == 1
-
-
-async def test_a_server_that_is_gone_is_not_covered_up(society_kit):
-    model = society_kit.Model(Supervisor=[UnreachableError("nobody is there")])
-    with pytest.raises(RoleError):
-        await society_kit.make(model, node_retries=0, fallback={"Supervisor": "strong"}).run(society_kit.brief)
-    assert len(model.of("Supervisor")) == 1
+    assert [request.key for request in model.of("Supervisor")] == keys
 
 
 @pytest.mark.parametrize(
@@ -226,9 +226,8 @@ async def test_a_server_that_is_gone_is_not_covered_up(society_kit):
     ],
 )
 def test_a_second_model_that_cannot_be_is_refused(override, named):
-    with pytest.raises(ConfigError) as caught:
+    with refused(ConfigError, named):
         load_config(None, [override])
-    assert named in str(caught.value)
 
 
 def test_a_second_model_is_served():

@@ -17,6 +17,7 @@ from agents.context import RunContext, SupervisorChoice
 from agents.graph import build_graph, step_limit
 from agents.nodes import NODES
 from agents.roles import ROLES
+from agents.society import Start
 from agents.state import ResearchState
 from agents.visit.prompting import payload_of
 from agents.visit.record import no_observer, no_operation
@@ -444,7 +445,7 @@ async def test_the_rest_of_the_graph_goes_on_from_the_state_before_a_role(societ
     society = society_kit.make(model)
     before = await society.before(role, society_kit.brief, 1)
     model.requests.clear()
-    assert await society.run_from(role, before, society_kit.brief, 1) == whole
+    assert await society.run(society_kit.brief, 1, start=Start(role, before, ())) == whole
     order = list(ROLES)
     untouched = JUNIORS if role in JUNIORS else order[: order.index(role)]
     first = {request.role: request for request in reversed(model.requests)}

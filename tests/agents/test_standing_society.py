@@ -6,6 +6,7 @@ from langgraph.types import Command
 
 from agents.person import PERSON
 from agents.roles import ROLES
+from chimera.config.roles import JUNIORS
 from chimera.core.errors import ConfigError
 from chimera.core.types import Brief, Option, Section
 
@@ -69,19 +70,10 @@ async def test_a_person_confirms_there_too(society_kit):
 
 async def test_options_of_the_task_reach_the_roles(society_kit):
     brief = Brief("m-1", "Which one?", (Section("", "Text."),), options=(Option("A", "this"), Option("B", "that")))
-    model = society_kit.Model(
-        **{
-            role: [{**society_kit.answers[role], key: "A"}]
-            for role, key in {
-                "Geneticist": "answer",
-                "Pharmacologist": "answer",
-                "Neurologist": "answer",
-                "HypothesisRefiner": "answer",
-                "ProtocolDesigner": "expected",
-                "PrincipalInvestigator": "answer",
-            }.items()
-        }
-    )
+    fields = dict.fromkeys((*JUNIORS, "HypothesisRefiner", "PrincipalInvestigator"), "answer")
+    fields["ProtocolDesigner"] = "expected"
+    answers = {role: [{**society_kit.answers[role], field: "A"}] for role, field in fields.items()}
+    model = society_kit.Model(**answers)
     state = await society_kit.make(model).standing(lambda _: brief).ainvoke({"research_goal": "m-1"})
     assert state["final_answer"] == "A"
     assert "this" in model.of("Geneticist")[0].messages[-1]["content"]

@@ -4,19 +4,19 @@ import json
 import shutil
 
 import pytest
+from embedded_kit import embedded, log_probs
 from message_kit import refused
 
 from agents.context import Candidates
 from agents.policies.bandit import BanditPolicy, Settings, load_policy
 from chimera.config.roles import JUNIORS
-from chimera.config.sections.models import ModelConfig, ServingConfig
+from chimera.config.sections.models import ModelConfig
 from chimera.core.errors import ConfigError, RunError
 from chimera.export import generation_settings, licence_of, main
 from chimera.run.directory import Run
 from chimera.run.policies import WENT_LIVE, Policy
 from chimera.run.seals import seal
 from chimera.serving.embedded.protocol import parse_request
-from chimera.serving.embedded.service import Service
 from training.configuration import load_config
 from training.model.weights import copy_model
 
@@ -66,20 +66,14 @@ async def test_an_export_is_the_trained_model_for_transformers_and_for_our_serve
     folder = exported(trained, "HypothesisRefiner", tmp_path / "out")
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     prompt = tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=False)
-    service = Service({"junior": ModelConfig(path=str(folder))}, ServingConfig(slots=1))
-    try:
+    with embedded(folder, slots=1) as service:
         asked = {"model": "junior", "messages": MESSAGES, "temperature": 0, "max_tokens": 12}
         answer = await service.complete(parse_request({**asked, "logprobs": True, "return_token_ids": True}))
-    finally:
-        service.close()
     (choice,) = answer["choices"]
     assert answer["prompt_token_ids"] == list(prompt)
-    ids = torch.tensor([[*prompt, *choice["token_ids"]]])
-    with torch.no_grad():
-        scores = model(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    scores, expected = log_probs(model, answer, choice)
     assert scores.argmax(-1).tolist() == choice["token_ids"]
-    expected = scores.gather(1, ids[0, len(prompt) :, None])[:, 0].tolist()
-    assert [one["logprob"] for one in choice["logprobs"]["content"]] == pytest.approx(expected, abs=1e-4)
+    assert [one["logprob"] for one in choice["logprobs"]["content"]] == pytest.approx(expected.tolist(), abs=1e-4)
     original = AutoModelForCausalLM.from_pretrained(trained.path / "models" / "refiner" / "ppo-2")
     assert all(torch.equal(one, model.state_dict()[name]) for name, one in original.state_dict().items())
 

@@ -296,8 +296,6 @@ def test_the_settings_of_an_algorithm_that_is_not_imported_are_plain_data(here):
     assert not executed(here)
 
 
-# --- what is data, whatever it looks like
-
 TEMPLATES = (
     "{{ cycler.__init__.__globals__.os.system('touch executed') }}",
     "{{ raise_exception.__globals__.json.codecs.open('executed', 'w') }}",

@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
+from embedded_kit import embedded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,13 +17,11 @@ from agents.tools.toolbox import build_toolbox
 from agents.visit.prompting import response_format
 from chimera.config.roles import JUNIORS, LITERATURE
 from chimera.config.sections.data import DataConfig
-from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.config.sections.tools import ToolsConfig
 from chimera.data.generated.tasks import GeneratedTask, generate
 from chimera.data.tasks import Dataset
 from chimera.serving.embedded.checkpoint import load_checkpoint
 from chimera.serving.embedded.protocol import parse_request
-from chimera.serving.embedded.service import Service
 from recipes.nano.__main__ import examples, main
 from recipes.nano.transcripts import (
     EXPERT,
@@ -149,7 +148,6 @@ def test_the_bundled_model_reads_better_than_chance_and_worse_than_it_could() ->
 
 def _ask_nano(items: list[GeneratedTask]) -> list[tuple[GeneratedTask, str]]:
     """Each junior in turn answers one task whose abstract its search has just found."""
-    service = Service({"junior": ModelConfig(path="nano")}, ServingConfig())
 
     async def one(number: int, item: GeneratedTask) -> str:
         role = ROLES[JUNIORS[number % 3]]
@@ -165,10 +163,8 @@ def _ask_nano(items: list[GeneratedTask]) -> list[tuple[GeneratedTask, str]]:
     async def everyone() -> list[str]:
         return await asyncio.gather(*(one(number, item) for number, item in enumerate(items)))
 
-    try:
+    with embedded("nano") as service:
         return list(zip(items, asyncio.run(everyone()), strict=True))
-    finally:
-        service.close()
 
 
 def test_the_recipe_makes_a_model_that_the_server_serves(tmp_path: Path) -> None:
@@ -176,12 +172,9 @@ def test_the_recipe_makes_a_model_that_the_server_serves(tmp_path: Path) -> None
     steps = "--steps 1 --habit-steps 1 --review-steps 1 --warm-up 1"
     main(f"--out {tmp_path} {steps} --batch 2 --exam 2 --levels 1 {shape}".split())
     assert load_checkpoint(str(tmp_path)).shape.vocab == 1536
-    service = Service({"junior": ModelConfig(path=str(tmp_path))}, ServingConfig(slots=2))
-    try:
+    with embedded(tmp_path, slots=2) as service:
         body = {"model": "junior", "messages": [{"role": "user", "content": "{}"}], "max_tokens": 3, "seed": 1}
         answer = asyncio.run(service.complete(parse_request(body)))
-    finally:
-        service.close()
     assert answer["usage"]["completion_tokens"] in (1, 2, 3)
 
 

@@ -158,9 +158,7 @@ def test_calls_to_this_machine_go_past_any_proxy(loopback_server: str):
         "run_command(main)"
     )
     dead = dict.fromkeys(("HTTP_PROXY", "http_proxy", "ALL_PROXY"), "http://127.0.0.1:9")
-    environment = {**os.environ, **dead, "NO_PROXY": "example.org", "no_proxy": "example.org"}
-    command = [sys.executable, "-c", script]
-    ended = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    ended = python("-c", script, **dead, NO_PROXY="example.org", no_proxy="example.org")
     assert (ended.returncode, ended.stdout.split()) == (0, ["200", "200"]), ended.stderr
 
 

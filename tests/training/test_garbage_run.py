@@ -5,11 +5,10 @@ import json
 import os
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import psutil
 import pytest
+from web_kit import answering
 
 from chimera.run.jsonl import read_lines
 
@@ -37,25 +36,8 @@ ANSWERS = [
 def garbage():
     """A server that gives each request the next of `ANSWERS`; the address of its API."""
     answers = itertools.cycle(ANSWERS)
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            self.rfile.read(int(self.headers["Content-Length"]))
-            body = next(answers)
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *arguments):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/v1"
-    server.shutdown()
-    server.server_close()
+    with answering(lambda *_: (200, {"content-type": "application/json"}, next(answers))) as address:
+        yield f"{address}/v1"
 
 
 def test_a_run_against_garbage_ends_with_a_sentence_and_every_rollout_is_recorded(garbage, tmp_path):

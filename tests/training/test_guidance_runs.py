@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from kill_chain import Chain, Kill, events, exists, lines, recorded
-from planted_kit import planted_server
 from provider_kit import USAGE, serve
+from web_kit import planted_server
 
 from agents.policies.graph import load as load_graph
 from agents.policies.guidance import load

@@ -25,7 +25,7 @@ from chimera.processes.programs import Program
 from chimera.run.directory import Run
 from chimera.run.jsonl import read_lines
 from chimera.serving.vllm.engine import USUAL
-from chimera.serving.vllm.replicas import ServerPlace, wait_for
+from chimera.serving.vllm.replicas import Replica, wait_for
 from evaluation.records.rollouts import RolloutRecord
 from training.learning.adapter import HierarchicalTraceAdapter
 from training.learning.episodes import Episode
@@ -186,7 +186,7 @@ def running_server(folder, log_file):
     server = Program("vLLM", command, log_file, environment)
     url = f"http://127.0.0.1:{port}"
     try:
-        asyncio.run(wait_for(ServerPlace("vLLM", url, KEY, program=server), time.monotonic() + 1800))
+        asyncio.run(wait_for(Replica("vLLM", url, KEY, program=server), time.monotonic() + 1800))
         yield url
     finally:
         stop([server], seconds=10)

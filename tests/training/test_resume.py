@@ -12,10 +12,9 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from kill_chain import commands
+from kill_chain import commands, recorded
 
 from chimera.run.directory import Run
-from chimera.run.jsonl import read_lines
 from chimera.run.policies import live
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
@@ -75,21 +74,16 @@ def runs(start):
     read_until(disturbed, "^ppo: step 1/2")
     model_server(disturbed).kill()
     code = finish(disturbed)
-    first = SimpleNamespace(code=code, output="".join(disturbed.lines), records=recorded(disturbed.run))
+    first = SimpleNamespace(code=code, output="".join(disturbed.lines), records=recorded(disturbed.run.path))
     again = start("disturbed", "--resume")
     read_until(again, "^bandit, round 1: 1/3")
     again.kill()
     finish(again)
-    second = SimpleNamespace(output="".join(again.lines), records=recorded(again.run))
+    second = SimpleNamespace(output="".join(again.lines), records=recorded(again.run.path))
     last = start("disturbed", "--resume")
     code = finish(last)
-    third = SimpleNamespace(code=code, output="".join(last.lines), records=recorded(last.run))
+    third = SimpleNamespace(code=code, output="".join(last.lines), records=recorded(last.run.path))
     return SimpleNamespace(alone=alone.run, disturbed=disturbed.run, parts=(first, second, third))
-
-
-def recorded(run):
-    """Every recorded rollout of a run by phase, in the order of the file."""
-    return {file.stem: list(read_lines(file)) for file in sorted((run.path / "rollouts").glob("*.jsonl"))}
 
 
 def key(record):
@@ -124,7 +118,7 @@ def test_no_finished_rollout_is_lost_or_run_again(runs):
 
 def test_the_same_rollouts_and_policies_are_there_in_the_end_as_without_the_kills(runs):
     """Not always the same words: the server's float32 depends on which requests it batched together."""
-    alone, disturbed = recorded(runs.alone), runs.parts[2].records
+    alone, disturbed = recorded(runs.alone.path), runs.parts[2].records
     assert alone.keys() == disturbed.keys()
     for phase in alone:
         made = [{(key(record), record["seed"]) for record in records[phase]} for records in (alone, disturbed)]
@@ -149,17 +143,10 @@ def test_no_process_outlives_the_runs(runs):
     names = {str(runs.alone.path), str(runs.disturbed.path)}
     left = [
         process
-        for process in psutil.process_iter()
-        if process.pid != os.getpid() and any(name in " ".join(_command(process)) for name in names)
+        for process in psutil.process_iter(["cmdline"])
+        if process.pid != os.getpid() and any(name in " ".join(process.info["cmdline"] or ()) for name in names)
     ]
     assert left == []
-
-
-def _command(process):
-    try:
-        return process.cmdline()
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return []
 
 
 def test_continuing_an_unknown_run_names_the_known_ones(start, runs):

@@ -1,7 +1,7 @@
 """The lab as one phase sees it: `training.learning.base.Bench` over a run's lab."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cached_property
 from pathlib import Path
@@ -15,11 +15,8 @@ from evaluation.records.rollouts import RolloutInput
 from training.bench import branches
 from training.bench.replays import Replays
 from training.bench.side_calls import SideCalls
-from training.learning.base import Learned, PhasePlan
 from training.learning.episodes import Episode
-from training.learning.examples import FirstWeights, Render, TrainingData
 from training.learning.experience import Call
-from training.learning.fine_tuning import TuneSettings
 from training.tune.fine_tune import fine_tune
 
 if TYPE_CHECKING:
@@ -76,12 +73,9 @@ class LabBench:
         finally:
             await asyncio.to_thread(servers.wake)
 
-    def _needs_log_probs(self) -> bool:
-        settings = self.config.pipeline.get(self._phase)
-        return settings is not None and settings.needs_log_probs()
-
     async def branch(self, call: Call, k: int, *, seed: int) -> list[Call]:
-        scored = self._needs_log_probs()
+        settings = self.config.pipeline.get(self._phase)
+        scored = settings is not None and settings.needs_log_probs()
         return await branches.ask_again(self._side, self.config, self.versions, call, k, seed, log_probs=scored)
 
     async def replay(
@@ -103,18 +97,7 @@ class LabBench:
         side_call = await self._side.make("ask", slot, self.versions[slot], messages, **options)
         return read_completions(side_call.response, f"model {slot!r}")[0]
 
-    async def fine_tune(
-        self,
-        plan: PhasePlan,
-        settings: TuneSettings,
-        choose: Callable[[Render], Awaitable[TrainingData]],
-        *,
-        name: str | None = None,
-        start: FirstWeights | None = None,
-        beta: float | None = None,
-        imitation: float = 0.0,
-    ) -> Learned:
-        return await fine_tune(self, plan, settings, choose, name=name, start=start, beta=beta, imitation=imitation)
+    fine_tune = fine_tune
 
     def spent(self) -> Mapping[str, float]:
         return {**self._side.spent(), **self._replays.spent()}

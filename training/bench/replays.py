@@ -22,7 +22,7 @@ from evaluation.traces.calls import last_outcome, model_calls
 from training.learning.episodes import Episode
 
 if TYPE_CHECKING:
-    from evaluation.rollout.make import Start
+    from agents.society import Start
     from training.lab.lab import Lab
 
 REPLAYS = "replays.jsonl"
@@ -81,12 +81,9 @@ class Replays:
             "replay_prompt_tokens": sum(used["prompt"] for _, used in tokens),
             "replay_completion_tokens": sum(used["completion"] for _, used in tokens),
         }
-        if any(slot in prices for slot, _ in tokens):
-            usd = (
-                used["prompt"] * prices[slot][0] + used["completion"] * prices[slot][1]
-                for slot, used in tokens
-                if slot in prices
-            )
+        priced = [(used, prices[slot]) for slot, used in tokens if slot in prices]
+        if priced:
+            usd = (used["prompt"] * price[0] + used["completion"] * price[1] for used, price in priced)
             figures["replay_usd"] = sum(usd) / 1e6
         return figures
 

@@ -8,7 +8,7 @@ import asyncio
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -109,8 +109,9 @@ class Gate:
         self._stages[phase] = await evaluate(lab, phase)
         # Thousands of resamples take tenths of a second. A thread keeps the live view running.
         rivalries = await asyncio.to_thread(self._compare, phase, self._rivals())
-        power = await asyncio.to_thread(self._power, rivalries[0])
-        alarm, held_out = await self._alarm(rivalries[0])
+        stages = self._records(rivalries[0].before), self._stages[phase]
+        power = await asyncio.to_thread(gate_power.observed, *stages, lab.config)
+        alarm, held_out = await self._alarm(phase, *stages)
         refused = [alarm] if alarm and lab.config.gate.alarm == "refuse" else []
         faults = [*dict.fromkeys(fault for rivalry in rivalries for fault in rivalry.faults), *refused]
         self._write(phase, rivalries, power, live=not faults, held_out=held_out)
@@ -123,22 +124,23 @@ class Gate:
         self._keep(phase, policy, _beside(rivalries[0]), verdicts=verdicts)
         return True
 
-    async def _alarm(self, rivalry: Rivalry) -> tuple[str | None, dict[str, Any]]:
+    async def _alarm(
+        self, stage: str, before: Sequence[RolloutRecord], after: Sequence[RolloutRecord]
+    ) -> tuple[str | None, dict[str, Any]]:
         """What the second judge says against the new stage, and its figures; see `training.gate.alarm`."""
         lab, auditor = self._lab, None
-        stages = self._records(rivalry.before), self._records(rivalry.after)
         try:
             if (auditor := lab.second_judge()) is None:
                 return None, {}
-            sentence, figures = await alarm(*stages, auditor, lab.config, lab.run.path / GATE / AUDITS)
+            sentence, figures = await alarm(before, after, auditor, lab.config, lab.run.path / GATE / AUDITS)
         except (UnreachableError, ConfigError) as error:
-            lab.view.warn(f"gate: the second judge was not asked about {rivalry.after}: {error}")
+            lab.view.warn(f"gate: the second judge was not asked about {stage}: {error}")
             return None, {}
         finally:
             if auditor is not None:
                 await auditor.aclose()
         if sentence is not None:
-            lab.view.warn(f"gate: {rivalry.after}: {sentence}")
+            lab.view.warn(f"gate: {stage}: {sentence}")
         return sentence, figures
 
     def summary(self) -> None:
@@ -163,9 +165,6 @@ class Gate:
         records, config = self._records(phase), self._lab.config
         return [compare(self._records(rival), records, (rival, phase), config) for rival in rivals]
 
-    def _power(self, rivalry: Rivalry) -> gate_power.Power | None:
-        return gate_power.observed(self._records(rivalry.before), self._records(rivalry.after), self._lab.config)
-
     def _keep(self, phase: str, policy: Policy, why: str, **fields: Any) -> None:
         self._lab.run.ledger(WENT_LIVE, phase=phase, policy=policy.dump(), artifacts=[policy.folder], **fields)
         self._lab.view.decision(f"gate: {policy.version} is live, {why}")
@@ -185,7 +184,7 @@ class Gate:
         content = {
             "phase": phase,
             "kept": live,
-            "comparisons": [rivalry.dump() for rivalry in rivalries],
+            "comparisons": [asdict(rivalry) for rivalry in rivalries],
             "power": None if power is None else power.dump(),
             **({"second_judge": held_out} if held_out else {}),
         }

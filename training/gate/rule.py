@@ -19,8 +19,8 @@ of 3 points in a row 2.1 went live on average and never more than four, in 100 s
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from chimera.config.tree import Config
 from evaluation.measures.comparison import Comparison
@@ -53,9 +53,6 @@ class Rivalry:
     failures_p: float
     faults: tuple[str, ...]
     verdict: Verdict
-
-    def dump(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def compare(

@@ -8,13 +8,14 @@ Source: Zhang et al. 2025, "AFlow: Automating agentic workflow generation"; Jami
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import combinations
 from statistics import fmean
 from typing import Any, ClassVar
 
 from pydantic import Field, ValidationError
 
-from agents.policies import graph as files
+from agents.policies.graph import FILE, dump
 from agents.policies.society import of_versions
 from chimera.config.roles import JUNIORS
 from chimera.config.sections.graph import GraphConfig
@@ -61,25 +62,23 @@ class Aflow:
     async def learn(self, plan: PhasePlan, settings: AflowSettings, bench: Bench) -> Learned:
         start = of_versions(bench.run.path, bench.versions).graph or bench.config.society.graph
         earlier = [episode.record for episode in await bench.episodes()]
-        search = GraphSearch(plan, settings, bench, earlier, part="graph", files=files, start=start)
-        tried, ended = {files.dump(start)}, False
+        search = GraphSearch(plan, settings, bench, earlier, part="graph", file=FILE, dump=dump, start=start)
+        tried = {dump(start)}
         pareto: list[tuple[GraphConfig, Scores]] = []
-        try:
+        with suppress(BudgetSpentError):
             pareto.append((start, search.score(await search.trial(start))))
             while len(tried) < settings.graphs:
-                untried = [graph for graph in neighbours(search.best) if files.dump(graph) not in tried]
+                untried = [graph for graph in neighbours(search.best) if dump(graph) not in tried]
                 if not (new := untried[: settings.graphs - len(tried)]):
                     break
-                tried.update(map(files.dump, new))
+                tried.update(map(dump, new))
                 before = search.best
                 for graph in await halved(search, new):
                     pareto.append((graph, search.score(await search.trial(graph))))
                 if search.best == before:
                     break
-        except BudgetSpentError:
-            ended = True
         figures = {"graphs": len(tried), "pareto": [shown(graph, score) for graph, score in frontier(pareto)]}
-        return search.learned(figures, ended=ended)
+        return search.learned(figures)
 
 
 async def halved(search: GraphSearch, graphs: Sequence[GraphConfig]) -> list[GraphConfig]:

@@ -46,11 +46,15 @@ class Purse:
         prices: US dollars for a million prompt and completion tokens, by slot (`evaluation.prices`).
         judge: Gives the slot of the judge of a task, by its id.
         earlier: Rollouts of the run so far, which tell what one costs.
+
+    Attributes:
+        empty: Whether something could not be paid for, which ends the search.
     """
 
     def __init__(
         self, budget: Budget, prices: Prices, judge: Callable[[str], str], earlier: Iterable[RolloutRecord] = ()
     ) -> None:
+        self.empty = False
         self._budget = budget
         self._prices = prices
         self._judge = judge
@@ -78,6 +82,7 @@ class Purse:
     def check(self, rollouts: int) -> None:
         """Raise BudgetSpentError if the limit of rollouts leaves fewer than `rollouts`."""
         if self._budget.rollouts is not None and len(self._paid) + rollouts > self._budget.rollouts:
+            self.empty = True
             raise BudgetSpentError
 
     def affordable(self, rollouts: int) -> int:
@@ -96,6 +101,7 @@ class Purse:
         if self._budget.seconds is not None and time.monotonic() - self._started >= self._budget.seconds:
             limits.append(0.0)
         if (count := int(min(limits))) < 1:
+            self.empty = True
             raise BudgetSpentError
         return count
 

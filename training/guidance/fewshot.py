@@ -8,6 +8,7 @@ Source: Khattab et al. 2024, "DSPy" (BootstrapFewShotWithRandomSearch).
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from random import Random
 from typing import Any, ClassVar
 
@@ -65,19 +66,16 @@ class Fewshot:
         Raises:
             RunError: No earlier rollout outside the search share came out right.
         """
-        episodes = sorted(await bench.episodes(), key=_place)
+        episodes = sorted(await bench.episodes(), key=lambda episode: episode.place)
         search = GuidanceSearch(plan, settings, bench, [episode.record for episode in episodes])
         searched = {task.id for task in search.tasks}
         outside = [episode for episode in episodes if episode.record.task_id not in searched]
-        ended = False
         pool: Pool = {}
-        try:
+        with suppress(BudgetSpentError):
             pool = await collect(plan, settings, search, outside)
             for number in range(settings.candidates):
                 await search.trial(drawn(search, pool, settings.examples, number, bench.config.seed))
-        except BudgetSpentError:
-            ended = True
-        return search.learned({"pool": {role: len(entries) for role, entries in pool.items()}}, ended=ended)
+        return search.learned({"pool": {role: len(entries) for role, entries in pool.items()}})
 
 
 async def collect(
@@ -127,7 +125,3 @@ def drawn(search: GuidanceSearch, pool: Pool, most: int, number: int, seed: int)
         chosen = entries[:most] if number == 1 else random.sample(entries, min(random.randint(1, most), len(entries)))
         guidance = search.changed(guidance, [role], examples=tuple(chosen))
     return guidance
-
-
-def _place(episode: Episode) -> tuple[str, str, int]:
-    return episode.record.phase, episode.record.task_id, episode.record.repeat

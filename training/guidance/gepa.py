@@ -66,7 +66,7 @@ class Gepa:
         search = GuidanceSearch(plan, settings, bench, earlier)
         adapter = _Adapter(settings, bench, search)
         await asyncio.to_thread(adapter.optimize)
-        return search.learned(adapter.counts, ended=adapter.ended)
+        return search.learned(adapter.counts)
 
 
 class _Adapter:
@@ -109,13 +109,8 @@ class _Adapter:
             )
         except BudgetSpentError:
             return
-        if self._failed is not None and not self.ended:
+        if self._failed is not None and not isinstance(self._failed, BudgetSpentError):
             raise self._failed
-
-    @property
-    def ended(self) -> bool:
-        """True if the budget ended the search."""
-        return isinstance(self._failed, BudgetSpentError)
 
     def _is_over(self, gepa_state: GEPAState[Any, Any]) -> bool:
         """True if something failed, or a candidate is right on every task, or only what was tried is written again."""

@@ -12,6 +12,7 @@ Source: Shinn et al. 2023, "Reflexion"; Wang et al. 2023, "Voyager".
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from random import Random
 from typing import Any, ClassVar
 
@@ -67,18 +68,16 @@ class LessonsAlgorithm:
 
     async def learn(self, plan: PhasePlan, settings: LessonsSettings, bench: Bench) -> Learned:
         """Search, for one group of roles after another."""
-        episodes = sorted(await bench.episodes(), key=lambda episode: (episode.record.phase, episode.record.task_id))
+        episodes = sorted(await bench.episodes(), key=lambda episode: episode.place)
         search = GuidanceSearch(plan, settings, bench, [episode.record for episode in episodes])
         searched = {task.id for task in search.tasks}
         outside = [episode for episode in episodes if episode.record.task_id not in searched]
-        counts, ended = Counter[str](), False
-        try:
+        counts = Counter[str]()
+        with suppress(BudgetSpentError):
             records = await search.trial(search.start)
             for learner in role_groups(plan.roles, search.told):
                 records = await _LessonRounds(settings, bench, search, learner, counts).run(records, outside)
-        except BudgetSpentError:
-            ended = True
-        return search.learned(dict(counts), ended=ended)
+        return search.learned(dict(counts))
 
 
 def check_writer(plan: PhasePlan, model: str | None, config: Config) -> None:

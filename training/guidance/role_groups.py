@@ -34,7 +34,7 @@ class RoleGroup:
     @property
     def name(self) -> str:
         """One word for it, in the words of people."""
-        return self.roles[0] if len(self.roles) == 1 else "+".join(self.roles)
+        return "+".join(self.roles)
 
     def prompts(self, instructions: str) -> dict[str, str]:
         """Each role's prompt with other `instructions`."""

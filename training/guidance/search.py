@@ -3,9 +3,9 @@
 import asyncio
 import hashlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from pydantic import Field
 
@@ -29,7 +29,6 @@ from training.watch.summary import aligned
 Scores = tuple[float, float]
 """Share of right answers, and what decides between candidates that are right equally often."""
 Candidate = TypeVar("Candidate")
-Contra = TypeVar("Contra", contravariant=True)
 
 
 class SearchSettings(PhaseSettings):
@@ -81,21 +80,13 @@ def check_search(plan: PhasePlan, settings: SearchSettings, config: Config, data
         )
 
 
-class Files(Protocol[Contra]):
-    """How candidates become files: `agents.policies.guidance` and `agents.policies.graph` are such modules."""
-
-    FILE: str
-
-    @staticmethod
-    def dump(candidate: Contra, /) -> str: ...
-
-
 class Search(Generic[Candidate]):
     """One phase's search. What a run has recorded is not tried again, and counts as spent.
 
     Args:
         part: What the candidates replace.
-        files: Writes them.
+        file: Name of the file that holds one.
+        dump: Gives that file's text.
         start: What is live when the search begins.
         earlier: The run's rollouts so far.
 
@@ -112,7 +103,8 @@ class Search(Generic[Candidate]):
         earlier: Sequence[RolloutRecord],
         *,
         part: Part,
-        files: Files[Candidate],
+        file: str,
+        dump: Callable[[Candidate], str],
         start: Candidate,
     ) -> None:
         config = bench.config
@@ -121,7 +113,8 @@ class Search(Generic[Candidate]):
         self.start = self.best = start
         self.purse = Purse(settings.budget, config.evaluation.prices, config.judge_of, earlier)
         self._part: Part = part
-        self._files = files
+        self._file = file
+        self._dump = dump
         self._bench = bench
         self._limits = settings.budget.words()
         self._scores: dict[str, Scores] = {}
@@ -183,14 +176,10 @@ class Search(Generic[Candidate]):
         self.purse.questions(self._bench.spent())
         return completion
 
-    def learned(self, figures: Mapping[str, Any], *, ended: bool) -> Learned:
-        """What the phase came to: the best candidate, or nothing if none is better than what it began with.
-
-        Args:
-            ended: True if the budget ended the search.
-        """
+    def learned(self, figures: Mapping[str, Any]) -> Learned:
+        """What the phase came to: the best candidate, or nothing if none is better than what it began with."""
         first, last = (self._scores.get(self._digest(candidate)) for candidate in (self.start, self.best))
-        spent = self.purse.spent
+        spent, ended = self.purse.spent, self.purse.empty
         figures = {**figures, "candidates": len(self._scores), **spent, "budget_spent": ended}
         if first is not None and last is not None:
             figures |= {"right_before": first[0], "right_best": last[0]}
@@ -205,14 +194,13 @@ class Search(Generic[Candidate]):
         return Learned(figures, policy)
 
     def _digest(self, candidate: Candidate) -> str:
-        text = self._files.dump(candidate)
-        return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:8]
+        return hashlib.sha256(self._dump(candidate).encode(errors="backslashreplace")).hexdigest()[:8]
 
     def _write(self, candidate: Candidate, policy: Policy) -> None:
         """Write a candidate as the files of `policy`, and record their hashes in the ledger."""
-        file = self._bench.run.path / policy.folder / self._files.FILE
+        file = self._bench.run.path / policy.folder / self._file
         file.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(file, self._files.dump(candidate))
+        replace_file(file, self._dump(candidate))
         seal(self._bench.run, policy.folder)
 
 
@@ -223,7 +211,9 @@ class GuidanceSearch(Search[Guided]):
         self, plan: PhasePlan, settings: SearchSettings, bench: Bench, earlier: Sequence[RolloutRecord]
     ) -> None:
         start = of_versions(bench.run.path, bench.versions).guidance
-        super().__init__(plan, settings, bench, earlier, part="guidance", files=guidance, start=start)
+        super().__init__(
+            plan, settings, bench, earlier, part="guidance", file=guidance.FILE, dump=guidance.dump, start=start
+        )
         self._society = bench.config.society
 
     def told(self, role: str) -> Guidance:

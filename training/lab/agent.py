@@ -5,9 +5,8 @@ own, in this process, so that whatever is written for them works here.
 """
 
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from contextvars import ContextVar
 from dataclasses import fields
 from typing import Any
 
@@ -25,48 +24,9 @@ SPAN_MEMORY_BYTES = 64 * 2**20
 """Spans beyond it are evicted, oldest first; they are on disk."""
 RESOURCE = OtelResource(attributes={}, schema_url="")
 
-_recorded: ContextVar[list[Span]] = ContextVar("recorded")
-"""The current rollout's trace."""
-_stored: ContextVar[list[agl.Span]] = ContextVar("stored")
-"""The spans that the store holds of it."""
-
 
 class RolloutFailed(ChimeraError):
     """Tells Agent Lightning that a rollout failed; the record on disk says why."""
-
-
-def record(trace: Sequence[Span]) -> None:
-    """Have the store get `trace` as the current rollout's when it ends."""
-    _recorded.get().extend(trace)
-
-
-class RolloutTracer(agl.DummyTracer):
-    """One runner's tracer: a rollout's spans go into the store at its end, failed or not.
-
-    Agent Lightning 0.3.0's `OtelTracer` knows one rollout in a process, and its `DummyTracer` has no trace.
-    """
-
-    @asynccontextmanager
-    async def trace_context(self, name: str | None = None, **ids: Any) -> AsyncIterator[None]:
-        """One attempt of a rollout, with the store's `rollout_id` and `attempt_id`."""
-        assert self._store is not None
-        _recorded.set(trace := [])
-        _stored.set([])
-        try:
-            yield
-        finally:
-            _stored.set(list(await self._store.add_many_spans([_stored_span(span, ids) for span in trace])))
-
-    def get_last_trace(self) -> list[agl.Span]:
-        """The spans of the rollout that has just ended."""
-        return _stored.get()
-
-
-def _stored_span(span: Span, ids: Mapping[str, Any]) -> agl.Span:
-    """`span` as Agent Lightning's. Its types hold by construction; to check them takes longer than to store it."""
-    values: dict[str, Any] = {field.name: getattr(span, field.name) for field in fields(Span)}
-    values |= {"status": TraceStatus.model_validate(span.status), "resource": RESOURCE, "context": None, "parent": None}
-    return agl.Span.model_construct(**{**values, **ids})
 
 
 class SocietyAgent(agl.LitAgent[dict[str, Any]]):
@@ -86,10 +46,43 @@ class SocietyAgent(agl.LitAgent[dict[str, Any]]):
     async def rollout_async(self, task: dict[str, Any], resources: agl.NamedResources, rollout: agl.Rollout) -> None:
         """Do the job; `task` describes it to hooks and readers of the store, without keys."""
         assert self.job is not None
-        self.result = outcome, trace = await self._worker.rollout(self.job)
-        record(trace)
-        if outcome.status == "failed":
-            raise RolloutFailed(str(outcome.error))
+        self.result = record, _ = await self._worker.rollout(self.job)
+        if record.status == "failed":
+            raise RolloutFailed(str(record.error))
+
+
+class RolloutTracer(agl.DummyTracer):
+    """The tracer of an agent's runner: a rollout's spans go into the store at its end, failed or not.
+
+    Agent Lightning 0.3.0's `OtelTracer` knows one rollout in a process, and its `DummyTracer` has no trace.
+    """
+
+    def __init__(self, agent: SocietyAgent) -> None:
+        super().__init__()
+        self._agent = agent
+        self._stored: list[agl.Span] = []
+
+    @asynccontextmanager
+    async def trace_context(self, name: str | None = None, **ids: Any) -> AsyncIterator[None]:
+        """One attempt of a rollout, with the store's `rollout_id` and `attempt_id`."""
+        assert self._store is not None
+        self._stored = []
+        try:
+            yield
+        finally:
+            trace = self._agent.result[1] if self._agent.result else ()
+            self._stored = list(await self._store.add_many_spans([_stored_span(span, ids) for span in trace]))
+
+    def get_last_trace(self) -> list[agl.Span]:
+        """The spans of the rollout that has just ended."""
+        return self._stored
+
+
+def _stored_span(span: Span, ids: Mapping[str, Any]) -> agl.Span:
+    """`span` as Agent Lightning's. Its types hold by construction; to check them takes longer than to store it."""
+    values: dict[str, Any] = {field.name: getattr(span, field.name) for field in fields(Span)}
+    values |= {"status": TraceStatus.model_validate(span.status), "resource": RESOURCE, "context": None, "parent": None}
+    return agl.Span.model_construct(**{**values, **ids})
 
 
 class LightningWorker:
@@ -103,7 +96,7 @@ class LightningWorker:
     def __init__(self, number: int, worker: Worker, store: agl.LightningStore) -> None:
         self._agent = SocietyAgent(worker)
         # With a heartbeat each runner would start two threads.
-        self._runner = agl.LitAgentRunner[dict[str, Any]](RolloutTracer(), heartbeat_interval=0)
+        self._runner = agl.LitAgentRunner[dict[str, Any]](RolloutTracer(self._agent), heartbeat_interval=0)
         self._runner.init(self._agent)
         self._runner.init_worker(number, store)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from agents.context import LearnedSociety
 from agents.policies.choice import make_selector
+from agents.society import Start
 from agents.tools.own import TOOL_KEYS
 from agents.tools.toolbox import build_toolbox
 from chimera.config.roles import expand
@@ -29,7 +30,6 @@ from evaluation.records.study import BASE
 from evaluation.rollout.answering import answering
 from evaluation.rollout.crew import Crew, new_id
 from evaluation.rollout.live import Live
-from evaluation.rollout.make import Start
 from evaluation.rollout.silent_tools import Watch
 from evaluation.rollout.worker import Job, SocietyWorker, Worker
 from evaluation.scores.auditor import Auditor

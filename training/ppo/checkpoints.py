@@ -52,9 +52,6 @@ class Progress:
     asked: Policy | None = None
     older_calls: int = 0
 
-    def dump(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> "Progress":
         policies = {name: data.get(name) and Policy.load(data[name]) for name in ("live", "asked")}
@@ -97,7 +94,7 @@ class Checkpoints:
 
         with whole_folder(self._folder / str(progress.step)) as draft:
             save_engine(draft / ENGINE)
-            (draft / STATE).write_text(json.dumps(progress.dump(), indent=2) + "\n", encoding="utf-8")
+            (draft / STATE).write_text(json.dumps(asdict(progress), indent=2) + "\n", encoding="utf-8")
         seal(self._run, f"{self._name}/{progress.step}")
         for step in self._steps()[: -self._keep]:
             shutil.rmtree(self._folder / str(step))

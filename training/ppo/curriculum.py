@@ -10,7 +10,7 @@ With pass_rate and level, `EASY` of each draw are states that were passed, so th
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from training.ppo.verl.settings import Order
@@ -88,11 +88,3 @@ class Curriculum:
         if self._order == "level":
             return self._levels[name] < self.course.open
         return self.course.rates.get(name, 0.0) >= PASSED
-
-
-def figures(course: Course, names: Sequence[str]) -> dict[str, float]:
-    """Metrics of a draw: the hardest open level, and how many of the drawn states had been drawn before."""
-    return {
-        "curriculum/level": course.open,
-        "curriculum/repeated": sum(course.drawn[name] > 1 for name in names),
-    }

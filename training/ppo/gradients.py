@@ -53,12 +53,12 @@ class CallGradients:
 
         Raises:
             ConfigError: The folder holds no safetensors.
-            ValueError: The record has no objective, or is of another response.
+            ValueError: The record is of another response.
         """
         import torch
 
         objective = record.objective
-        if objective is None or len(response) != len(record.mask):
+        if len(response) != len(record.mask):
             raise ValueError(f"the record of {record.response_id} does not tell the objective of its tokens")
         model = self._model(folder)
         model.zero_grad(set_to_none=True)
@@ -133,8 +133,6 @@ def _learned(tree: Tree) -> Iterator[_LearnedCall]:
 
 def _line(run: Run, call: _LearnedCall, models: CallGradients, texts: Sequence[str] | None) -> str:
     record, objective = call.record, call.record.objective
-    if objective is None:
-        return "gradient: an earlier version of Chimera recorded the call without its objective"
     # Where older weights may have sampled the call, its record does not say which ones were updated.
     before = _weights(run, call.slot, record.policy) if record.sampled_log_probs is None else None
     after = _weights(run, call.slot, None if call.update is None else f"{call.slot}@{call.update}")

@@ -4,6 +4,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -149,30 +150,17 @@ class Background:
 
     def start(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> "asyncio.Future[R]":
         """Queue a job. The future gets its result or its exception. A job whose future is cancelled is not begun."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[R] = loop.create_future()
-
-        def settle(result: Any, error: BaseException | None) -> None:
-            if future.cancelled():
-                return
-            if error is None:
-                future.set_result(result)
-            else:
-                future.set_exception(error)
+        ending: Future[R] = Future()
+        future = asyncio.wrap_future(ending)
 
         def job() -> None:
-            if future.cancelled():
+            # A cancelled future tells `ending` only when the event loop goes on.
+            if future.cancelled() or not ending.set_running_or_notify_cancel():
                 return
-            result, error = None, None
             try:
-                result = function(*args, **kwargs)
-            except BaseException as raised:  # noqa: BLE001  it is raised again where the result is awaited
-                error = raised
-            try:
-                loop.call_soon_threadsafe(settle, result, error)
-            except RuntimeError:
-                if not loop.is_closed():
-                    raise
+                ending.set_result(function(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001  it is raised again where the result is awaited
+                ending.set_exception(error)
 
         self._jobs.put(job)
         return future

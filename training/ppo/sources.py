@@ -10,10 +10,9 @@ from chimera.run.policies import Policy
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from training.learning.base import Bench, PhasePlan
 from training.learning.episodes import Episode
-from training.learning.groups import AnswerGroup, group_figures, grow
+from training.learning.groups import group_figures, grow
 from training.learning.states import State, collect_states
 from training.learning.values import Values, how_valued
-from training.ppo import curriculum
 from training.ppo import steps as ppo_steps
 from training.ppo.credit import credit
 from training.ppo.curriculum import Course, Curriculum
@@ -139,20 +138,23 @@ class BranchSource:
             if group.right is not None:
                 self._curriculum.saw(group.state.name, group.right)
         scored = settings.needs_log_probs()
-        samples = [sample for group in groups if group.informs for sample in samples_of(group, scored=scored)]
-        metrics = group_figures(groups) | curriculum.figures(self._course, names)
+        samples = [
+            ppo_steps.sample_of(
+                answer.call, answer.worth.value, group.state.name, scored=scored, parts=answer.worth.parts
+            )
+            for group in groups
+            if group.informs
+            for answer in group.answers
+            if answer.call.response_ids
+        ]
+        metrics = {
+            **group_figures(groups),
+            "curriculum/level": self._course.open,
+            "curriculum/repeated": sum(self._course.drawn[name] > 1 for name in names),
+        }
         stale = sum(group.left_out["stale"] for group in groups)
         skip = None if samples else f"all answers to one state are worth the same in each of {len(groups)} states"
         return Taken(samples, metrics, skip, stale)
-
-
-def samples_of(group: AnswerGroup, *, scored: bool = False) -> list[Sample]:
-    """The answers of one state for the engine; see `steps.sample_of`."""
-    samples = (
-        ppo_steps.sample_of(valued.call, valued.worth.value, group.state.name, scored=scored, parts=valued.worth.parts)
-        for valued in group.answers
-    )
-    return [sample for sample in samples if sample is not None]
 
 
 SampleSource = RolloutSource | BranchSource

@@ -93,23 +93,25 @@ def _reason(record: RolloutRecord | None) -> str | None:
 
 def samples_of(credited: Sequence[Credited], task_id: str, *, scored: bool = False) -> list[Sample]:
     """The calls of one rollout for the engine, each with its group (see `group_of`); see `sample_of`."""
-    samples = (sample_of(item.call, item.reward, group_of(task_id, item.call), scored=scored) for item in credited)
-    return [sample for sample in samples if sample is not None]
+    return [
+        sample_of(item.call, item.reward, group_of(task_id, item.call), scored=scored)
+        for item in credited
+        if item.call.response_ids
+    ]
 
 
 def sample_of(
     call: Call, reward: float, group: str, *, scored: bool, parts: Mapping[str, float] | None = None
-) -> Sample | None:
-    """One call for the engine; None for a response without tokens, which a server may return: it is no action.
+) -> Sample:
+    """One call for the engine.
 
     Args:
+        call: It has tokens; a response without any, which a server may return, is no action.
         scored: True to take along how likely the weights that sampled the tokens made them.
 
     Raises:
         RunError: The server did not say it.
     """
-    if not call.response_ids:
-        return None
     log_probs = scores_of(call) if scored else None
     ids = call.prompt_ids, call.response_ids
     return Sample(*ids, reward, group, call.rollout_id, call, parts or {}, log_probs)

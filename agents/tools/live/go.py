@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from pydantic import AliasPath, BaseModel, Field
 
-from agents.tools.live.http import SPARE, LiveHttp, SearchCache
+from agents.tools.live.http import SPARE, LiveHttp
 from agents.tools.ontology.database import go_id
 from agents.tools.text.fulltext import content_words
 from agents.tools.text.passages import Passage, Query
@@ -38,13 +38,9 @@ class QuickGO:
         self._http = http
         self._wanted = results + SPARE
         self._base_url = base_url
-        self._cache = SearchCache()
 
     async def gene_ontology(self, term: Query) -> Sequence[Passage]:
         """Look up a Gene Ontology term in QuickGO by name, key words or GO id."""
-        return await self._cache.get(term, lambda: self._search(term))
-
-    async def _search(self, term: str) -> list[Passage]:
         id_, words = go_id(term), content_words(term)
         if not words:
             return []

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from pydantic import AliasPath, BaseModel, Field
 
-from agents.tools.live.http import SPARE, LiveHttp, SearchCache
+from agents.tools.live.http import SPARE, LiveHttp
 from agents.tools.ontology.files import strip_evidence
 from agents.tools.text.fulltext import content_words
 from agents.tools.text.passages import Passage, Query
@@ -55,13 +55,9 @@ class UniProt:
         self._http = http
         self._wanted = results + SPARE
         self._base_url = base_url
-        self._cache = SearchCache()
 
     async def protein_lookup(self, name: Query) -> Sequence[Passage]:
         """Look up a protein in UniProt by name, gene symbol or accession."""
-        return await self._cache.get(name, lambda: self._search(name))
-
-    async def _search(self, name: str) -> Sequence[Passage]:
         words = content_words(name)
         if not words:
             return []

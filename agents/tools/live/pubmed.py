@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, Field
 
-from agents.tools.live.http import AGENT, SPARE, LiveHttp, SearchCache
+from agents.tools.live.http import AGENT, SPARE, LiveHttp
 from agents.tools.text.fulltext import content_words
 from agents.tools.text.markup import element_text, parse_xml
 from agents.tools.text.passages import Passage, Query, ToolError
@@ -58,18 +58,14 @@ class PubMed:
         self._identity = {"tool": AGENT, **({"api_key": key} if key else {})}
         self._base_url = base_url
         self._gap, self._next = 1 / (WITH_KEY if key else PER_SECOND), 0.0
-        self._cache = SearchCache()
 
     async def literature_search(self, query: Query) -> Sequence[Passage]:
         """Search PubMed abstracts of medical studies by research question or key words."""
-        return await self._cache.get(query, lambda: self._search(query))
-
-    async def _search(self, query: str) -> Sequence[Passage]:
-        """Articles with all words of the query; if they are too few, then articles with any of the words."""
         words = content_words(query)
         if not words:
             return []
         ids = await self._ids(" AND ".join(words))
+        # Where too few have all words, some with any of them follow.
         if len(ids) < self._wanted and len(words) > 1:
             ids = list(dict.fromkeys((*ids, *await self._ids(" OR ".join(words)))))[: self._wanted]
         return await self._fetch(ids) if ids else []

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 from pydantic import BaseModel
 
-from agents.tools.live.http import SPARE, LiveHttp, LiveTransport, SearchCache
+from agents.tools.live.http import SPARE, LiveHttp, LiveTransport
 from agents.tools.text.markup import text_of
 from agents.tools.text.passages import Passage, Query
 
@@ -38,15 +38,14 @@ class Tavily:
         self._wanted = min(_MOST, results + SPARE)
         self._key = key
         self._base_url = base_url
-        self._cache = SearchCache()
 
     async def literature_search(self, query: Query) -> Sequence[Passage]:
         """Search the web for medical studies by research question or key words."""
-        return await self._cache.get(("web", query), lambda: self._search(query, ()))
+        return await self._search(query, ())
 
     async def clinical_trials(self, query: Query) -> Sequence[Passage]:
         """Search the web pages of clinical trial registries by treatment, condition or key words."""
-        return await self._cache.get(("trials", query), lambda: self._search(query, REGISTRIES))
+        return await self._search(query, REGISTRIES)
 
     async def _search(self, query: str, domains: Sequence[str]) -> list[Passage]:
         from tavily import AsyncTavilyClient

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import AliasPath, BaseModel, Field
 
-from agents.tools.live.http import SPARE, LiveHttp, SearchCache
+from agents.tools.live.http import SPARE, LiveHttp
 from agents.tools.text.fulltext import content_words
 from agents.tools.text.markup import text_of
 from agents.tools.text.passages import Passage, Query
@@ -67,18 +67,14 @@ class ClinicalTrials:
         self._http = http
         self._wanted = results + SPARE
         self._base_url = base_url
-        self._cache = SearchCache()
 
     async def clinical_trials(self, query: Query) -> Sequence[Passage]:
         """Search ClinicalTrials.gov for registered trials by treatment, condition or key words."""
-        return await self._cache.get(query, lambda: self._search(query))
-
-    async def _search(self, query: str) -> Sequence[Passage]:
-        """Studies with all words of the query; if they are too few, then studies with any of the words."""
         words = content_words(query)
         if not words:
             return []
         studies = await self._studies(" AND ".join(words))
+        # Where too few have all words, some with any of them follow.
         if len(studies) < self._wanted and len(words) > 1:
             studies += await self._studies(" OR ".join(words))
         return list({study.id: study for study in studies}.values())[: self._wanted]

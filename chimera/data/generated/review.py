@@ -155,7 +155,6 @@ class ReviewFacts:
     second_name: str
     comparator: str
     population: str
-    condition: str
     level: int
 
 
@@ -218,7 +217,6 @@ def generate_one(seed: int, index: int, level: int) -> ReviewTask:
         second_name=subjects["second name"].name,
         comparator=comparator,
         population=population,
-        condition=condition,
         level=level,
     )
     votes = tuple(vote(facts, study) for study in studies)

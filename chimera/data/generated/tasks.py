@@ -130,7 +130,6 @@ class Facts:
     group: str
     control_group: str
     population: str
-    condition: str
     participants: int
     level: int
 
@@ -217,7 +216,6 @@ def generate_one(seed: int, index: int, level: int) -> GeneratedTask:
         group=subject.group,
         control_group=subject.control_group,
         population=population,
-        condition=condition,
         participants=2 * arm,
         level=level,
     )

@@ -36,20 +36,14 @@ class Answers:
         question = request.model_dump_json(exclude={"stream", "stream_options"})
         return hashlib.sha256(f"{weights}\n{question}".encode()).hexdigest()
 
-    def find(self, key: str | None) -> dict[str, Any] | None:
+    async def find(self, key: str | None) -> dict[str, Any] | None:
         """The answer, under an id of its own; None if there is none. Its choices must not be changed."""
         if key is None or (answer := self._known.get(key)) is None:
             return None
         self._known.move_to_end(key)
         self.reused += 1
+        await asyncio.sleep(0)  # A caller that asks the same in a loop would keep the event loop to itself.
         return {**answer, "id": new_id()}
-
-    async def found(self, key: str | None) -> dict[str, Any] | None:
-        """`find`, and let others run: a caller that asks the same in a loop would keep the event loop to itself."""
-        answer = self.find(key)
-        if answer is not None:
-            await asyncio.sleep(0)
-        return answer
 
     def keep(self, key: str | None, response: dict[str, Any]) -> None:
         if key is not None:

@@ -7,7 +7,7 @@ Text inside messages can never become a control token: when a message holds a co
 import json
 import re
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
@@ -80,10 +80,11 @@ class ChatFormat:
         self._control = control
         self._control_pattern = _any_of(control)
         self._special_pattern = _any_of(token.content for token in added.values() if token.special)
-        self._plain_tokenizer = _without_tokens(tokenizer, control)
+        settings = json.loads(tokenizer.to_str())
+        self._plain_tokenizer = _without_tokens(settings, control)
         self._segment_ids = lru_cache(CACHED_SEGMENTS)(self._encode_segment)
-        self._longest = _longest_token(tokenizer)
-        self._segments = len(control) == len(added) and _splits_at_control_tokens(tokenizer)
+        self._longest = _longest_token(tokenizer, settings)
+        self._segments = 0 < len(control) == len(added) and _splits_at_control_tokens(settings)
         style = self._find_tool_style()
         system, rows = self._renders("system", "user"), self._renders("user", "user")
         self.manners = Manners(tools=style is not None, system=system, rows=rows)
@@ -152,58 +153,41 @@ class ChatFormat:
         as_read = [_to_template(message, self.tool_style.raw_arguments) for message in messages]
         for message in self.manners.adapted(as_read, tools):
             pattern = self._special_pattern if message["role"] == "assistant" else self._control_pattern
-            plain.append(message if pattern is None else _hide(message, pattern, hidden))
-        pattern = self._control_pattern
-        return plain, [tool if pattern is None else _hide(dict(tool), pattern, hidden) for tool in tools], hidden
+            plain.append(_hide(message, pattern, hidden))
+        return plain, [_hide(dict(tool), self._control_pattern, hidden) for tool in tools], hidden
 
     def _render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, open_turn: bool = True
     ) -> str:
         try:
             return self._template.render(messages=messages, tools=tools or None, add_generation_prompt=open_turn)
-        except (
-            TemplateError,
-            TypeError,
-            ValueError,
-            LookupError,
-            AttributeError,
-        ) as error:
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise BadRequest(f"messages: the model's chat template refuses them: {error}", param="messages") from error
 
     def _tokens(self, text: str, hidden: Mapping[str, str]) -> list[int]:
-        if hidden:
-            return self._encode_hidden(text, hidden)
-        if not self._segments or self._control_pattern is None:
+        if not hidden and not self._segments:
             return self._tokenizer.encode(text, add_special_tokens=False).ids
-        # Each turn of a conversation repeats its beginning, so only new segments are encoded.
-        ids: list[int] = []
-        end = 0
-        for match in self._control_pattern.finditer(text):
-            ids += self._segment_ids(text[end : match.start()])
-            ids.append(self._control[match.group()])
-            end = match.end()
-        return [*ids, *self._segment_ids(text[end:])]
-
-    def _encode_segment(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
-
-    def _encode_hidden(self, text: str, hidden: Mapping[str, str]) -> list[int]:
-        assert self._control_pattern is not None
         ids: list[int] = []
         end = 0
         for match in (*self._control_pattern.finditer(text), None):
             piece = text[end : match.start() if match else len(text)]
-            ids += self._plain_tokenizer.encode(_restored(piece, hidden), add_special_tokens=False).ids
+            if hidden:
+                ids += self._plain_tokenizer.encode(_restored(piece, hidden), add_special_tokens=False).ids
+            else:  # Each turn of a conversation repeats its beginning, so only new segments are encoded.
+                ids += self._segment_ids(piece)
             if match:
                 ids.append(self._control[match.group()])
                 end = match.end()
         return ids
 
+    def _encode_segment(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
     def closing_token(self) -> int | None:
         """The control token with which the template closes an answer; None if it closes it otherwise."""
         turns = [{"role": role, "content": role} for role in ("user", "assistant")]
         after = self._render(turns, [], open_turn=False).rpartition("assistant")[2]
-        match = self._control_pattern.match(after.lstrip()) if self._control_pattern is not None else None
+        match = self._control_pattern.match(after.lstrip())
         return self._control[match.group()] if match else None
 
     def _renders(self, *roles: str) -> bool:
@@ -276,24 +260,11 @@ def written_object(text: str, start: int) -> str | None:
 
 def _to_template(message: ChatMessage, raw_arguments: bool) -> dict[str, Any]:
     """A message in the form of chat templates: content is a string; arguments are objects unless `raw_arguments`."""
-    plain: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": message.text}
-    if message.tool_calls:
-        plain["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {
-                    "name": call.function.name,
-                    "arguments": call.function.arguments if raw_arguments else _object_or_text(call.function.arguments),
-                },
-            }
-            for call in message.tool_calls
-        ]
-    if message.tool_call_id is not None:
-        plain["tool_call_id"] = message.tool_call_id
-    if message.name is not None:
-        plain["name"] = message.name
-    return plain
+    fields = {"tool_call_id", "name"} | ({"tool_calls"} if message.tool_calls else set())
+    more = message.model_dump(include=fields, exclude_none=True)
+    for call in () if raw_arguments else more.get("tool_calls", ()):
+        call["function"]["arguments"] = _object_or_text(call["function"]["arguments"])
+    return {"role": "system" if message.role == "developer" else message.role, "content": message.text, **more}
 
 
 def _object_or_text(arguments: str) -> Any:
@@ -336,18 +307,17 @@ def _too_long(tokens: str, most: int) -> BadRequest:
     )
 
 
-def _any_of(texts: Any) -> re.Pattern[str] | None:
-    longest_first = sorted(texts, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """A pattern for each of `texts`, of which the longest counts; without texts it fits nothing."""
+    return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or "(?!)")
 
 
-def _splits_at_control_tokens(tokenizer: "Tokenizer") -> bool:
+def _splits_at_control_tokens(settings: Mapping[str, Any]) -> bool:
     """True if text between control tokens can be encoded on its own, so that its ids can be cached.
 
     This holds for byte-level tokenizers (such as Qwen2's) whose added tokens absorb no white space. Other tokenizers
     encode the whole text, because they may treat the beginning of a text specially.
     """
-    settings = json.loads(tokenizer.to_str())
     exact = not any(
         token[trait]
         for token in settings["added_tokens"]
@@ -369,11 +339,10 @@ def _is_byte_level(settings: Mapping[str, Any]) -> bool:
     return plain and (settings["normalizer"] or {"type": "NFC"})["type"] == "NFC"
 
 
-def _longest_token(tokenizer: "Tokenizer") -> int:
+def _longest_token(tokenizer: "Tokenizer", settings: Mapping[str, Any]) -> int:
     """The most bytes of a text that one token can cover; 0 if not known."""
     from tokenizers.pre_tokenizers import ByteLevel
 
-    settings = json.loads(tokenizer.to_str())
     vocabulary = tokenizer.get_vocab(with_added_tokens=False)
     if not _is_byte_level(settings) or settings["truncation"] or not set(ByteLevel.alphabet()) <= set(vocabulary):
         return 0
@@ -382,14 +351,12 @@ def _longest_token(tokenizer: "Tokenizer") -> int:
     return max(map(len, (*vocabulary, *added)))
 
 
-def _without_tokens(tokenizer: "Tokenizer", removed: Mapping[str, int]) -> "Tokenizer":
-    """A copy of the tokenizer that treats the text of `removed` tokens as ordinary text."""
+def _without_tokens(settings: Mapping[str, Any], removed: Mapping[str, int]) -> "Tokenizer":
+    """A tokenizer of these settings that treats the text of `removed` tokens as ordinary text."""
     from tokenizers import Tokenizer
 
-    settings = json.loads(tokenizer.to_str())
-    settings["added_tokens"] = [token for token in settings["added_tokens"] if token["content"] not in removed]
-    settings["post_processor"] = None
-    return Tokenizer.from_str(json.dumps(settings))
+    added = [token for token in settings["added_tokens"] if token["content"] not in removed]
+    return Tokenizer.from_str(json.dumps({**settings, "added_tokens": added, "post_processor": None}))
 
 
 class _Generation(Extension):

@@ -5,7 +5,7 @@ which saves seconds at start-up.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -137,7 +137,7 @@ def check_checkpoint(path: str, dtype: Precision) -> list[str]:
         ConfigError: see `load_checkpoint`; or the tokenizer or chat template is misread.
     """
     folder, shape, language = _without_weights(path)
-    _check_sizes(_fitting(folder, dtype), shape, folder)
+    _check_weights(folder, shape, dtype)
     if path in BUNDLED:
         return []
     from chimera.serving.embedded.trial import tried
@@ -149,7 +149,7 @@ def check_checkpoint(path: str, dtype: Precision) -> list[str]:
 def _without_weights(path: str) -> tuple[Path, Shape, Language]:
     folder = locate(path)
     refuse_adapter(folder)
-    shape = read_shape(_read_json(folder / "config.json"), folder)
+    shape = read_shape(read_settings(folder / "config.json"), folder)
     language = load_language(folder)
     size = language.tokenizer.get_vocab_size(with_added_tokens=True)
     if size > shape.vocab:
@@ -171,9 +171,9 @@ def load_language(folder: Path) -> Language:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises no more specific class
         raise ConfigError(f"{file} cannot be read ({error}): save the model's tokenizer again") from error
-    settings = _read_json(folder / "config.json")
-    generation = _read_json(folder / GENERATION, optional=True)
-    tokenizer_settings = _read_json(folder / "tokenizer_config.json", optional=True)
+    settings = read_settings(folder / "config.json")
+    generation = read_settings(folder / GENERATION, optional=True)
+    tokenizer_settings = read_settings(folder / "tokenizer_config.json", optional=True)
     return Language(
         tokenizer,
         _template(folder, tokenizer_settings),
@@ -205,7 +205,7 @@ def check_trainable(folder: Path) -> None:
         return
     if not index.is_file():
         raise ConfigError(_no_safetensors(folder))
-    named = _read_json(index).get("weight_map")
+    named = read_settings(index).get("weight_map")
     files = set(named.values()) if isinstance(named, dict) else {None}
     wrong = [
         name for name in files if not isinstance(name, str) or Path(name).name != name or Path(name).suffix != SUFFIX
@@ -233,14 +233,13 @@ def load_weights(folder: Path, shape: Shape, dtype: Precision = "float32") -> "d
     """
     import torch
 
-    _fitting(folder, dtype)
+    _check_weights(folder, shape, dtype)
     weights: dict[str, Tensor] = {}
     for file in _weight_files(folder):
-        with _opened(file, "pt") as tensors:
+        with open_weights(file, "pt") as tensors:
             # One at a time: a file's numbers are not in memory twice. Copied, because the file may be replaced.
             for name in list(tensors.keys()):
                 weights[name] = _plain(tensors.get_tensor(name), getattr(torch, dtype), name, file)
-    _check_sizes({name: weight.shape for name, weight in weights.items()}, shape, folder)
     return weights
 
 
@@ -252,16 +251,22 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def count_weights(folder: Path) -> int:
-    """The number of weights in a folder's safetensors files, from their headers; raises ConfigError for broken ones."""
-    count = 0
-    for file in folder.glob(f"*{SUFFIX}"):
-        with _opened(file, "np") as tensors:
-            count += sum(math.prod(tensors.get_slice(name).get_shape()) for name in list(tensors.keys()))
-    return count
+    """The number of weights in a folder's safetensors files; raises ConfigError for broken ones, or if it has none."""
+    return sum(map(math.prod, _sizes(folder).values()))
+
+
+def _sizes(folder: Path) -> dict[str, list[int]]:
+    """The sizes of all tensors of a folder, from the headers of its files."""
+    sizes: dict[str, list[int]] = {}
+    for file in _weight_files(folder):
+        with open_weights(file, "np") as tensors:
+            sizes |= {name: tensors.get_slice(name).get_shape() for name in list(tensors.keys())}
+    return sizes
 
 
 @contextmanager
-def _opened(file: Path, framework: Literal["np", "pt"]) -> Iterator[Any]:
+def open_weights(file: Path, framework: Literal["np", "pt"]) -> Iterator[Any]:
+    """What safetensors reads of a file in the `with` block; raises ConfigError for a broken one."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -271,22 +276,23 @@ def _opened(file: Path, framework: Literal["np", "pt"]) -> Iterator[Any]:
         raise ConfigError(f"{file} cannot be read ({error}): save the model again") from error
 
 
-def _fitting(folder: Path, dtype: Precision) -> dict[str, list[int]]:
-    """The sizes of all tensors of a folder; refuses weights that are together larger than this machine's memory."""
+def _check_weights(folder: Path, shape: Shape, dtype: Precision) -> None:
+    """Refuse weights that are not those of `shape`, or together larger than this machine's memory."""
     import psutil
 
-    sizes: dict[str, list[int]] = {}
-    for file in _weight_files(folder):
-        with _opened(file, "np") as tensors:
-            sizes |= {name: tensors.get_slice(name).get_shape() for name in list(tensors.keys())}
-    size, memory = sum(map(math.prod, sizes.values())) * BYTES[dtype], psutil.virtual_memory().total
-    if size > memory:
+    sizes = _sizes(folder)
+    need, memory = sum(map(math.prod, sizes.values())) * BYTES[dtype], psutil.virtual_memory().total
+    if need > memory:
         raise ConfigError(
-            f"{folder}: its weights need {size / 2**30:.0f} GiB as {dtype}, and this machine has "
+            f"{folder}: its weights need {need / 2**30:.0f} GiB as {dtype}, and this machine has "
             f"{memory / 2**30:.0f}: take a smaller model, models.*.dtype=bfloat16, or a server on another machine "
             "(kind: endpoint)"
         )
-    return sizes
+    for name, size in expected_tensors(shape, sizes):
+        if name not in sizes:
+            raise ConfigError(f"{folder} lacks the tensor {name}: was a whole model saved?")
+        if tuple(sizes[name]) != size:
+            raise ConfigError(f"{folder}: {name} is {tuple(sizes[name])}, and config.json says {size}")
 
 
 def _plain(tensor: "Tensor", dtype: "torch.dtype", name: str, file: Path) -> "Tensor":
@@ -299,14 +305,6 @@ def _plain(tensor: "Tensor", dtype: "torch.dtype", name: str, file: Path) -> "Te
     if not plain.isfinite().all():
         raise ConfigError(f"{file}: {name} holds numbers that are not finite: the model is broken, take another copy")
     return plain
-
-
-def _check_sizes(sizes: Mapping[str, Sequence[int]], shape: Shape, folder: Path) -> None:
-    for name, size in expected_tensors(shape, sizes):
-        if name not in sizes:
-            raise ConfigError(f"{folder} lacks the tensor {name}: was a whole model saved?")
-        if tuple(sizes[name]) != size:
-            raise ConfigError(f"{folder}: {name} is {tuple(sizes[name])}, and config.json says {size}")
 
 
 def _template(folder: Path, tokenizer_settings: dict[str, Any]) -> str:
@@ -379,7 +377,8 @@ def _sampling(file: Path, generation: Mapping[str, Any]) -> Sampling:
         raise ConfigError(f"{file}: {first['loc'][0]} is {str(first['input'])[:40]}: {first['msg']}") from error
 
 
-def _read_json(file: Path, *, optional: bool = False) -> dict[str, Any]:
+def read_settings(file: Path, *, optional: bool = False) -> dict[str, Any]:
+    """The JSON object in a file of a model folder; raises ConfigError if there is none, unless it is `optional`."""
     if optional and not file.is_file():
         return {}
     try:

@@ -5,7 +5,6 @@ text when it is generated and when it is part of the next prompt.
 """
 
 import json
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -125,11 +124,10 @@ class Grammars:
     """Compiled grammars of one tokenizer. They do not depend on weights and are safe in several threads."""
 
     def __init__(self, tokenizer: "Tokenizer", vocab: int, eos: Sequence[int]) -> None:
-        import llguidance
+        from llguidance import LLTokenizer
 
-        self._llguidance = llguidance
-        self._tokenizer = llguidance.LLTokenizer(tokenizer.to_str(), n_vocab=vocab, eos_token=list(eos))
-        self._cache: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._tokenizer = LLTokenizer(tokenizer.to_str(), n_vocab=vocab, eos_token=list(eos))
+        self._compiled = lru_cache(CACHED_GRAMMARS)(self._compile)
         self.vocab = vocab
         self.token_bytes: list[bytes] = [self._tokenizer.decode_bytes([token]) for token in range(vocab)]
         added = tokenizer.get_added_tokens_decoder()
@@ -142,19 +140,19 @@ class Grammars:
         Raises:
             BadRequest: the grammar cannot be compiled, because of the caller's JSON schema.
         """
-        compiled = self._cache.get(grammar)
-        if compiled is None:
-            compiled = self._llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
-            compiled.compute_bitmask()  # Some grammars are too large for their first step alone.
-            if error := compiled.get_error():
-                # The whole grammar, or the state of its parser, follows the reason.
-                reason = error.rpartition("failed to compile JSON schema: ")[2]
-                reason = " ".join(reason.partition("\n   1 | ")[0].partition(" <state>")[0].split())[:MOST_OF_ERROR]
-                raise BadRequest(f"{subject}: the JSON schema cannot constrain decoding: {reason}", param=subject)
-            self._cache[grammar] = compiled
-            while len(self._cache) > CACHED_GRAMMARS:
-                self._cache.popitem(last=False)
-        return compiled.deep_copy()
+        return self._compiled(grammar, subject).deep_copy()
+
+    def _compile(self, grammar: str, subject: str) -> "LLMatcher":
+        from llguidance import LLMatcher
+
+        compiled = LLMatcher(self._tokenizer, grammar, log_level=0)
+        compiled.compute_bitmask()  # Some grammars are too large for their first step alone.
+        if error := compiled.get_error():
+            # The whole grammar, or the state of its parser, follows the reason.
+            reason = error.rpartition("failed to compile JSON schema: ")[2]
+            reason = " ".join(reason.partition("\n   1 | ")[0].partition(" <state>")[0].split())[:MOST_OF_ERROR]
+            raise BadRequest(f"{subject}: the JSON schema cannot constrain decoding: {reason}", param=subject)
+        return compiled
 
 
 def forced_tokens(matcher: "LLMatcher", ordinary: Mapping[bytes, int]) -> list[int]:

@@ -5,7 +5,7 @@ An unsupported feature of a request is refused by name, never ignored.
 
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
@@ -245,14 +245,12 @@ class ChatRequest(Sampling):
         return min(limits, default=None)
 
 
-def parse_request(body: Any) -> ChatRequest:
+def parse_request(body: Mapping[str, Any]) -> ChatRequest:
     """Read a request body. A parameter that this server does not support is an error, never ignored.
 
     Raises:
         BadRequest: naming the parameter.
     """
-    if not isinstance(body, dict):
-        raise BadRequest(f"the body must be a JSON object, not {type(body).__name__}")
     fields: dict[str, Any] = {}
     for name, value in body.items():
         if name in WITHOUT_EFFECT or value is None:

@@ -4,10 +4,11 @@ import asyncio
 import itertools
 import json
 import threading
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,7 +68,7 @@ class Service:
         self._rubrics = [key for key, model in models.items() if model.kind == "rubric"]
         self._bindings: dict[str, Binding] = {}
         self._candidates: dict[str, Binding] = {}
-        self._swaps: dict[str, int] = {}
+        self._swaps: Counter[str] = Counter()
         self._loaded = itertools.count()
         self._answers = Answers(serving.answers)
         self._lock = threading.Lock()
@@ -99,8 +100,7 @@ class Service:
                 shared[model] = Binding(
                     next(self._loaded), f"{checkpoint.name}@0", checkpoint.folder, model[1], lane, text
                 )
-            base = shared[model]
-            self._bindings[key] = Binding(base.number, base.version, base.folder, base.dtype, base.lane, base.text)
+            self._bindings[key] = replace(shared[model], running=set())
         release_memory()
 
     def _lane(self, checkpoint: "Checkpoint", text: "TextSide", dtype: Precision) -> "Lane":
@@ -169,9 +169,8 @@ class Service:
         """
         with self._swap_lock:
             old = self._embedded(key)
-            new = self._other_weights(key, folder, version)
-            self._swaps[key] = self._swaps.get(key, 0) + 1
-            new.version = version or f"{key}@{self._swaps[key]}"
+            new = self._other_weights(key, folder, version or f"{key}@{self._swaps[key] + 1}")
+            self._swaps[key] += 1
             with self._lock:
                 self._bindings[key] = new
                 running = set(old.running)
@@ -204,7 +203,7 @@ class Service:
             running = set(self._candidates.pop(name).running)
         wait(running)
 
-    def _other_weights(self, key: str, folder: Path, version: str | None) -> Binding:
+    def _other_weights(self, key: str, folder: Path, version: str) -> Binding:
         """Load the weights in `folder`; their tokenizer must be the same as that of `key`."""
         from chimera.serving.embedded.checkpoint import load_checkpoint
 
@@ -220,7 +219,7 @@ class Service:
                 param="folder",
             )
         lane = self._lane(checkpoint, old.text, old.dtype)
-        return Binding(next(self._loaded), version or key, checkpoint.folder, old.dtype, lane, old.text)
+        return Binding(next(self._loaded), version, checkpoint.folder, old.dtype, lane, old.text)
 
     def _embedded(self, key: str) -> Binding:
         if key not in self._bindings:
@@ -244,7 +243,7 @@ class Service:
             return _grade(request)
         bound = self._bound(request.model)
         key = self._answers.key(request, bound.number)
-        if (stored := await self._answers.found(key)) is not None:
+        if (stored := await self._answers.find(key)) is not None:
             return stored
         text = bound.text
         from chimera.serving.embedded.completion import make_jobs, make_response

@@ -218,7 +218,7 @@ class SpreadService:
             return await self._rubrics.complete(request)
         number = self._number(request.model)
         key = self._answers.key(request, number)
-        if (response := await self._answers.found(key)) is not None:
+        if (response := await self._answers.find(key)) is not None:
             return response
         with self._on_a_decoder(request) as (server, body):
             answer = await self._connections.send(
@@ -236,7 +236,7 @@ class SpreadService:
                 yield chunk
             return
         key = self._answers.key(request, self._number(request.model))
-        if (response := await self._answers.found(key)) is not None:
+        if (response := await self._answers.find(key)) is not None:
             for chunk in chunks_for(request, response).rest(response):
                 yield chunk
             return

@@ -8,6 +8,8 @@ from chimera.core.errors import ModelError
 
 REFUSALS = (400, 422)
 """Statuses of servers that refuse a request's fields."""
+BUSY = (408, 409)
+"""Statuses below 500, beside 429, after which the same request may succeed."""
 LIMIT, NEW_LIMIT = "max_tokens", "max_completion_tokens"
 CONSEQUENCES = {
     "seed": "equal requests may be answered differently",

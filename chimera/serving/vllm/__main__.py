@@ -27,14 +27,13 @@ import uvicorn
 from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.core.errors import ModelError
 from chimera.processes.children import stop
-from chimera.processes.programs import Program
 from chimera.run.jsonl import append_line
 from chimera.serving.embedded.checkpoint import locate
 from chimera.serving.sharing import share
 from chimera.serving.vllm.engine import start_engine
 from chimera.serving.vllm.front import Front, create_front
 from chimera.serving.vllm.publish import Loaded, ServedWeights
-from chimera.serving.vllm.replicas import ServerPlace, wait_for
+from chimera.serving.vllm.replicas import Replica, wait_for
 from chimera.serving.vllm.weights import prepare
 
 GRACE_S = 1
@@ -56,8 +55,8 @@ class Sharing:
     model: ModelConfig
     first: Loaded
     folder: Path
-    start: Callable[[int, Path], ServerPlace]
-    places: list[ServerPlace]
+    start: Callable[[int, Path], Replica]
+    replicas: list[Replica]
 
 
 def main(argv: list[str]) -> None:
@@ -87,8 +86,8 @@ def main(argv: list[str]) -> None:
             groups.append(_start(slots, model, serving, sockets, logs, settings["keys"][slots[0]]))
         asyncio.run(_serve(groups, models, serving, settings["api_key"], options.fd, logs, tell))
     finally:
-        places = (place for group in groups for place in group.places)
-        stop([place.program for place in places if place.program is not None], seconds=STOP_S)
+        replicas = (replica for group in groups for replica in group.replicas)
+        stop([replica.program for replica in replicas if replica.program is not None], seconds=STOP_S)
         shutil.rmtree(sockets, ignore_errors=True)
         for group in groups:
             shutil.rmtree(group.folder, ignore_errors=True)
@@ -101,16 +100,16 @@ def _start(
     source = Path(locate(model.path))
     first = Loaded(f"{source.name}@0", source, prepare(source, log / "0"))
 
-    def start(number: int, prepared: Path) -> ServerPlace:
+    def start(number: int, prepared: Path) -> Replica:
         name, at = f"vLLM server {number + 1} of {slot}", sockets / f"{slot}-{number}"
         at.unlink(missing_ok=True)
         api_key = secrets.token_urlsafe(24)
         program = start_engine(model, serving, number, prepared, at, Path(f"{log}-{number + 1}.log"), name, api_key)
-        return ServerPlace(name, "http://127.0.0.1", api_key, at, program, on_cpu=not model.gpus)
+        return Replica(name, "http://127.0.0.1", api_key, at, program, on_cpu=not model.gpus)
 
-    places = [ServerPlace(f"the vLLM server of {slot} at {url}", url, key) for url in model.urls]
-    places = places or [start(number, first.prepared) for number in range(model.replicas)]
-    return Sharing(slots, model, first, log, start, places)
+    replicas = [Replica(f"the vLLM server of {slot} at {url}", url, key) for url in model.urls]
+    replicas = replicas or [start(number, first.prepared) for number in range(model.replicas)]
+    return Sharing(slots, model, first, log, start, replicas)
 
 
 async def _serve(
@@ -125,10 +124,11 @@ async def _serve(
     weights: dict[str, ServedWeights] = {}
     started = time.monotonic()
     for group in groups:
-        replicas = [await wait_for(place, started + group.model.start_timeout_s) for place in group.places]
+        for replica in group.replicas:
+            await wait_for(replica, started + group.model.start_timeout_s)
         served = ServedWeights(
             " and ".join(group.slots),
-            replicas,
+            group.replicas,
             group.first,
             group.model.dtype,
             group.folder,
@@ -141,9 +141,7 @@ async def _serve(
     def note(entry: Mapping[str, Any]) -> None:
         append_line(logs / PUBLISHES, dict(entry))
 
-    limits = {slot: model.call_limit_s for slot, model in models.items()}
-    sleepers = {slot for slot, model in models.items() if model.sleep}
-    front = Front(weights, limits, serving.context_length, note, sleepers)
+    front = Front(weights, models, serving.context_length, note)
     config = uvicorn.Config(
         create_front(front, key), log_config=None, access_log=False, timeout_graceful_shutdown=GRACE_S, lifespan="off"
     )
@@ -174,19 +172,21 @@ async def _keep(
     restarts = 0
     while True:
         await asyncio.sleep(LOOK_S)
-        for group, number, program in _ended(groups):
-            if weights[group.slots[0]].asleep:
-                continue  # Its GPUs' memory is the learner's now.
+        for group, number in [(each, number) for each in groups for number in range(len(each.replicas))]:
+            slot, program = group.slots[0], group.replicas[number].program
+            # While its servers sleep, their GPUs' memory is the learner's.
+            if program is None or program.alive() or weights[slot].asleep:
+                continue
             restarts += 1
             ending = program.ending() if program.killed() else f"{program.ending()}: {program.last_words()}"
             if restarts > MAX_RESTARTS:
                 raise ModelError(f"{ending}, after {MAX_RESTARTS} restarts (see {program.log_file})")
             tell(f"{ending}; restart {restarts} of {MAX_RESTARTS} (see {program.log_file})")
             program.clear()
-            slot, began = group.slots[0], time.monotonic()
+            began = time.monotonic()
             version, prepared = weights[slot].version, weights[slot].live.prepared
-            group.places[number] = place = group.start(number, prepared)
-            replica = await wait_for(place, began + group.model.start_timeout_s)
+            group.replicas[number] = replica = group.start(number, prepared)
+            await wait_for(replica, began + group.model.start_timeout_s)
             apart = await weights[slot].replace(number, replica)
             seconds = {"restart": round(time.monotonic() - began, 3)}
             note({"slot": slot, "version": version, "restarted": ending, "seconds": seconds, "apart": [apart]})
@@ -201,13 +201,3 @@ def _only_sentences_on_stdout() -> Callable[[str], None]:
         os.write(descriptor, f"{sentence}\n".encode())
 
     return tell
-
-
-def _ended(groups: Sequence[Sharing]) -> list[tuple[Sharing, int, Program]]:
-    """The servers that have ended."""
-    return [
-        (group, number, place.program)
-        for group in groups
-        for number, place in enumerate(group.places)
-        if place.program is not None and not place.program.alive()
-    ]

@@ -6,13 +6,14 @@ through /admin/weights, as for the embedded server.
 
 import asyncio
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
+from chimera.config.sections.models import ModelConfig
 from chimera.core.errors import ChimeraError, ModelError
 from chimera.serving.application import application, json_object, until_disconnected
 from chimera.serving.embedded.protocol import BadRequest, NotFound, Unavailable
@@ -24,23 +25,20 @@ class Front:
 
     Args:
         weights: By slot; slots that share servers have the same.
-        limits: Seconds that a call of each slot may take.
+        models: The slots as they are configured.
         context: Most tokens of a request.
         note: Called with what each publish did.
-        sleepers: The slots whose servers sleep while the run computes an update.
     """
 
     def __init__(
         self,
         weights: Mapping[str, ServedWeights],
-        limits: Mapping[str, float],
+        models: Mapping[str, ModelConfig],
         context: int,
         note: Callable[[Mapping[str, Any]], None],
-        sleepers: Collection[str] = (),
     ) -> None:
-        self._sleepers = frozenset(sleepers)
         self._weights = dict(weights)
-        self._limits = dict(limits)
+        self._models = models
         self._context = context
         self._note = note
 
@@ -68,7 +66,7 @@ class Front:
         """
         slot = str(request.get("model"))
         try:
-            answer, version = await self._of(slot).answer(request, self._limits[slot])
+            answer, version = await self._of(slot).answer(request, self._models[slot].call_limit_s)
         except ModelError as error:
             raise Unavailable(str(error)) from error
         if answer.status != 200:
@@ -106,7 +104,7 @@ class Front:
         Raises:
             ApiError: One did not; nothing is answered by its slots any more.
         """
-        slots = {weights: slot for slot, weights in reversed(self._weights.items()) if slot in self._sleepers}
+        slots = {weights: slot for slot, weights in reversed(self._weights.items()) if self._models[slot].sleep}
         work = [weights.sleep() if asleep else weights.wake() for weights in slots]
         results = await asyncio.gather(*work, return_exceptions=True)
         for (weights, slot), seconds in zip(slots.items(), results, strict=True):

@@ -64,10 +64,11 @@ class Probe:
         tokens, learner = expected
         distances: list[float] = []
         for replica in replicas:
-            answer = await replica.ask(
-                "/v1/completions", probe_request(adapter or replica.model, tokens), limit_s=ANSWER_S
-            )
-            distance = apart(server_log_probs(answer, tokens, replica.name), learner)
+            model = adapter or replica.model
+            body = {"model": model, "prompt": tokens, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
+            answer = await replica.ask("/v1/completions", body, limit_s=ANSWER_S)
+            served = _prompt_log_probs(answer, tokens, replica.name)
+            distance = sum(abs(a - b) for a, b in zip(served, learner, strict=True)) / len(served)
             if not distance <= TOLERANCE[self._dtype]:
                 raise ModelError(
                     f"{replica.name} does not serve the weights in the folder: its log-probabilities of a probe prompt "
@@ -97,13 +98,8 @@ def learner_log_probs(folder: Path, tokens: Sequence[int], dtype: Precision) -> 
     return log_probs.squeeze(-1).tolist()
 
 
-def probe_request(model: str, tokens: Sequence[int]) -> dict[str, Any]:
-    """The body for /v1/completions that asks for the log-probabilities of a prompt."""
-    return {"model": model, "prompt": list(tokens), "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
-
-
-def server_log_probs(answer: Any, tokens: Sequence[int], server: str) -> list[float]:
-    """The log-probabilities in the answer to `probe_request`.
+def _prompt_log_probs(answer: Any, tokens: Sequence[int], server: str) -> list[float]:
+    """The log-probability of each token after the first, in the answer of a server.
 
     Raises:
         ModelError: They are not there.
@@ -113,8 +109,3 @@ def server_log_probs(answer: Any, tokens: Sequence[int], server: str) -> list[fl
         return [float(log_probs[at][str(token)]["logprob"]) for at, token in enumerate(tokens) if at]
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise ModelError(f"{server} told no log-probabilities of the probe prompt: is it vLLM?") from error
-
-
-def apart(first: Sequence[float], other: Sequence[float]) -> float:
-    """The mean absolute difference."""
-    return sum(abs(a - b) for a, b in zip(first, other, strict=True)) / len(first)

@@ -153,38 +153,33 @@ class ServedWeights:
         Raises:
             ModelError: No replica answered, or the weights are not known since a publish failed.
         """
-        while (answer := await self._answer(request, limit_s)) is None:
-            pass
-        return answer
-
-    async def _answer(self, request: Mapping[str, Any], limit_s: float) -> tuple[HttpAnswer, str] | None:
-        """As `answer`; None if the replica has ended meanwhile."""
-        async with self._replaced:
-            await self._replaced.wait_for(lambda: bool(self._alive()))
-        async with self._turn() as live:
-            replica = least_busy(self._alive() or self._replicas)
-            sent = {**request, "model": live.adapter_name or replica.model}
-            if replica.on_cpu:
-                # vLLM 0.32's engine on a CPU ends when it decodes several requests with seeds together ("CPU Generator
-                # does not use offset").
-                sent.pop("seed", None)
-            answers = request.get("n") or 1
-            replica.busy += answers
-            try:
-                answer = await replica.send("/v1/chat/completions", sent, limit_s=limit_s)
-            except ModelError:
-                if await replica.ends():
-                    return None
-                raise
-            finally:
-                replica.busy -= answers
-            if answer.status >= 500 and await replica.ends():
-                return None
-            if live.prepared != self.live.prepared:
-                raise ModelError(
-                    f"weights of {self.name} changed from {live.version} to {self.version} during an answer"
-                )
-            return answer, live.version
+        while True:
+            async with self._replaced:
+                await self._replaced.wait_for(lambda: bool(self._alive()))
+            async with self._turn() as live:
+                replica = least_busy(self._alive() or self._replicas)
+                sent = {**request, "model": live.adapter_name or replica.model}
+                if replica.on_cpu:
+                    # vLLM 0.32's engine on a CPU ends when it decodes several requests with seeds together ("CPU
+                    # Generator does not use offset").
+                    sent.pop("seed", None)
+                answers = request.get("n") or 1
+                replica.busy += answers
+                try:
+                    answer = await replica.send("/v1/chat/completions", sent, limit_s=limit_s)
+                except ModelError:
+                    if await replica.ends():
+                        continue
+                    raise
+                finally:
+                    replica.busy -= answers
+                if answer.status >= 500 and await replica.ends():
+                    continue
+                if live.prepared != self.live.prepared:
+                    raise ModelError(
+                        f"weights of {self.name} changed from {live.version} to {self.version} during an answer"
+                    )
+                return answer, live.version
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[Loaded]:

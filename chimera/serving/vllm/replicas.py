@@ -31,20 +31,25 @@ class Replica:
         name: As named in errors.
         url: Its address, without /v1. With a Unix socket the host name means nothing.
         key: Its key.
-        model: The model's name there.
-        on_cpu: True if it computes on a processor.
-        busy: Answers that it is writing.
+        socket: Its Unix socket; None for an address of a network.
         program: Its process, if the run started it.
+        on_cpu: True if it computes on a processor.
+        model: The model's name there.
+        busy: Answers that it is writing.
     """
 
     name: str
     url: str
     key: str = field(repr=False)
-    connections: Connections = field(repr=False)
-    model: str
-    on_cpu: bool
-    busy: int = 0
+    socket: Path | None = None
     program: Program | None = field(default=None, repr=False)
+    on_cpu: bool = True
+    model: str = SERVED
+    busy: int = 0
+    connections: Connections = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.connections = Connections(str(self.socket) if self.socket else None)
 
     def ended(self) -> bool:
         """True if its process has ended."""
@@ -118,32 +123,11 @@ def least_busy(replicas: Sequence[Replica]) -> Replica:
     return min(replicas, key=lambda replica: replica.busy)
 
 
-@dataclass(frozen=True, slots=True)
-class ServerPlace:
-    """Where a server answers.
-
-    Attributes:
-        name: As named in errors.
-        url: Its address, without /v1.
-        key: Its key.
-        socket: Its Unix socket; None for an address of a network.
-        program: Its process; None if the run did not start it.
-        on_cpu: True for one that the run started on the processor.
-    """
-
-    name: str
-    url: str
-    key: str
-    socket: Path | None = None
-    program: Program | None = None
-    on_cpu: bool = True
-
-
-async def wait_for(place: ServerPlace, deadline: float) -> Replica:
-    """The server at `place` as soon as it answers.
+async def wait_for(replica: Replica, deadline: float) -> None:
+    """Wait until the server answers; learn the model and the device of one at an address of a network.
 
     Args:
-        place: The server.
+        replica: The server.
         deadline: Of `time.monotonic`.
 
     Raises:
@@ -151,35 +135,35 @@ async def wait_for(place: ServerPlace, deadline: float) -> Replica:
     """
     import httpx
 
-    transport = httpx.AsyncHTTPTransport(uds=str(place.socket) if place.socket else None)
-    headers = {"Authorization": f"Bearer {place.key}"} if place.key else {}
-    async with httpx.AsyncClient(transport=transport, headers=headers, timeout=ANSWER_S) as client:
+    program = replica.program
+    transport = httpx.AsyncHTTPTransport(uds=str(replica.socket) if replica.socket else None)
+    headers = {"Authorization": f"Bearer {replica.key}"} if replica.key else {}
+    async with httpx.AsyncClient(
+        base_url=replica.url, transport=transport, headers=headers, timeout=ANSWER_S
+    ) as client:
         while True:
             try:
-                (await client.get(f"{place.url}/health")).raise_for_status()
+                (await client.get("/health")).raise_for_status()
                 break
             except httpx.HTTPError as error:
                 reason = f"{type(error).__name__}: {error}"
-            if place.program is not None and not place.program.alive():
-                raise ModelError(f"{place.program.ending()} while starting: {_log(place.program)}")
+            if program is not None and not program.alive():
+                raise ModelError(f"{program.ending()} while starting: {_log(program)}")
             if time.monotonic() > deadline:
-                more = _log(place.program) if place.program else f"{reason}; is it running?"
-                raise ModelError(f"{place.name} did not answer in time (models.*.start_timeout_s): {more}")
+                more = _log(program) if program else f"{reason}; is it running?"
+                raise ModelError(f"{replica.name} did not answer in time (models.*.start_timeout_s): {more}")
             await asyncio.sleep(START_LOOK_S)
-        if place.program is not None and place.socket is not None:
-            connections = Connections(str(place.socket))
-            return Replica(place.name, place.url, place.key, connections, SERVED, place.on_cpu, program=place.program)
+        if replica.socket is not None:
+            return
         try:
-            listed = (await client.get(f"{place.url}/v1/models")).raise_for_status().json()["data"]
+            listed = (await client.get("/v1/models")).raise_for_status().json()["data"]
             # Without VLLM_SERVER_DEV_MODE there is no such route; such a server takes no new weights either.
-            info = await client.get(f"{place.url}/server_info", params={"config_format": "json"}, timeout=INFO_S)
+            info = await client.get("/server_info", params={"config_format": "json"}, timeout=INFO_S)
             device = info.json()["vllm_config"].get("device_config") if info.status_code == 200 else None
-            return Replica(
-                place.name, place.url, place.key, Connections(), listed[0]["id"], "cpu" in json.dumps(device)
-            )
+            replica.model, replica.on_cpu = listed[0]["id"], "cpu" in json.dumps(device)
         except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
             raise ModelError(
-                f"{place.name} does not tell its models and device ({type(error).__name__}: {error}): is it a vLLM "
+                f"{replica.name} does not tell its models and device ({type(error).__name__}: {error}): is it a vLLM "
                 "server, and its key right?"
             ) from error
 

@@ -9,8 +9,14 @@ import shutil
 from pathlib import Path
 
 from chimera.core.errors import ConfigError
-from chimera.core.files import read_json_object
-from chimera.serving.embedded.checkpoint import MORE_TEMPLATES, WEIGHTS, WEIGHTS_INDEX, check_trainable
+from chimera.serving.embedded.checkpoint import (
+    MORE_TEMPLATES,
+    WEIGHTS,
+    WEIGHTS_INDEX,
+    check_trainable,
+    open_weights,
+    read_settings,
+)
 
 CONFIG = "config.json"
 BESIDE = ("*.json", "*.jinja", MORE_TEMPLATES, "*.txt", "*.model")
@@ -26,10 +32,7 @@ def prepare(source: Path, target: Path) -> Path:
         ConfigError: `source` holds no model, or its weights are a pickle.
     """
     check_trainable(source)
-    try:
-        settings = read_json_object(source / CONFIG)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{source / CONFIG} cannot be read ({error}): save the model again") from error
+    settings = read_settings(source / CONFIG)
     places = _places(source)
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
@@ -47,16 +50,11 @@ def prepare(source: Path, target: Path) -> Path:
 
 def _places(folder: Path) -> dict[str, str]:
     """The file of each tensor, as transformers finds it."""
-    from safetensors import SafetensorError, safe_open
-
     file = folder / WEIGHTS
-    try:
-        if not file.is_file():
-            return dict(read_json_object(folder / WEIGHTS_INDEX)["weight_map"])
-        with safe_open(file, framework="pt") as tensors:
-            return dict.fromkeys(tensors.keys(), file.name)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read ({error}): save the model again") from error
+    if not file.is_file():
+        return dict(read_settings(folder / WEIGHTS_INDEX)["weight_map"])
+    with open_weights(file, "np") as tensors:
+        return dict.fromkeys(tensors.keys(), file.name)
 
 
 def _of(places: dict[str, str], tensor: str, folder: Path) -> str:
@@ -66,8 +64,8 @@ def _of(places: dict[str, str], tensor: str, folder: Path) -> str:
 
 
 def _write_head(source: Path, target: Path) -> None:
-    from safetensors import safe_open
     from safetensors.torch import save_file
 
-    with safe_open(source, framework="pt") as tensors:
-        save_file({HEAD: tensors.get_tensor(EMBEDDING).contiguous()}, target, {"format": "pt"})
+    with open_weights(source, "pt") as tensors:
+        head = tensors.get_tensor(EMBEDDING).contiguous()
+    save_file({HEAD: head}, target, {"format": "pt"})

@@ -154,18 +154,15 @@ def figure(plot: Mapping[str, Any]) -> Figure:
     """A plot of the report; its "svg", where there is one, is its drawing."""
     file, name = plot["files"].get("png", ""), plot["name"]
     caption = plot["missing"] or plot["caption"]
-    return Figure(plot["title"], caption, inlined(plot.get("svg"), name), file, f"plot-{slug(name)}")
+    return Figure(plot["title"], caption, inlined(plot.get("svg")), file, f"plot-{slug(name)}")
 
 
-def inlined(drawing: str | None, name: str) -> str:
-    """An SVG file for a page: only its root element, with unique ids, as wide as the page allows."""
+def inlined(drawing: str | None) -> str:
+    """An SVG file (`plots.paper.save`) for a page: only its root element, as wide as the page allows."""
     if drawing is None:
         return ""
     head, rest = drawing[drawing.index("<svg") :].rstrip().split(">", 1)
-    head = re.sub(r'\s(?:width|height)="[^"]*"', "", head)
-    text = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', f"{head}>{rest}")
-    text = re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', text)
-    return re.sub(r"url\(#([^()]+)\)", rf"url(#{name}-\1)", text)
+    return re.sub(r'\s(?:width|height)="[^"]*"', "", head) + f">{rest}"
 
 
 def side_by_side(report: Report) -> Iterator[Block]:

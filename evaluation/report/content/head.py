@@ -28,6 +28,7 @@ from evaluation.report.content.cells import (
     mean_cell,
     percent,
     span_of,
+    value_cell,
     verdict,
 )
 from evaluation.report.content.results import baselines_table, by_studies
@@ -170,11 +171,8 @@ def _card(report: Report, title: str, pair: str, name: str, row: Mapping[str, An
 
 
 def _sides(report: Report, pair: str, name: str, row: Mapping[str, Any]) -> list[Piece]:
-    unit = report["metrics"][name]["unit"]
-    before, after = (
-        Text(shown(row[side], unit), href=f"#{slug(stage)}.{name}")
-        for side, stage in zip(("before", "after"), pair.split(":"), strict=True)
-    )
+    stages = zip(pair.split(":"), ("before", "after"), strict=True)
+    before, after = (value_cell(report, stage, pair, name, row[side]) for stage, side in stages)
     return ["From ", before, " to ", after, " %" if name == "alignment" else ""]
 
 
@@ -185,7 +183,7 @@ def _rivals(report: Report, pair: str, name: str, row: Mapping[str, Any]) -> lis
     return [
         f"{sentence(stage_titles(report)[rival])}: {shown(row['before'], unit)} % with {theirs} tokens a task; "
         "the society: ",
-        Text(shown(row["after"], unit), href=f"#{slug(society)}.{name}"),
+        value_cell(report, society, pair, name, row["after"]),
         f" % with {ours}",
     ]
 

@@ -1,6 +1,6 @@
 """Sections of a report with means and their comparisons."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from chimera.show.blocks import Block, Column, Fold, Heading, Inline, Note, TableBlock, TableLine, Text
@@ -187,16 +187,12 @@ def baselines(report: Report) -> Iterator[Block]:
     if report["references"]:
         yield Heading("Published on the official test split", 3)
         columns = [Column("System"), Column("Accuracy, %", number=True), Column("Macro-F1, %", number=True)]
-        rows = [
-            TableLine([reference["name"], *_published(reference), reference["source"]])
-            for reference in report["references"]
-        ]
+        rows = []
+        for reference in report["references"]:
+            figures = (reference[key] for key in ("accuracy", "macro_f1"))
+            values = (NOTHING if figure is None else f"{figure:.1f}" for figure in figures)
+            rows.append(TableLine([reference["name"], *values, reference["source"]]))
         yield TableBlock("Published results", [*columns, Column("Source")], rows)
-
-
-def _published(reference: Mapping[str, Any]) -> list[Inline]:
-    values = (reference[key] for key in ("accuracy", "macro_f1"))
-    return [NOTHING if value is None else f"{value:.1f}" for value in values]
 
 
 def baselines_table(report: Report, *, hidden: Collection[str] = (), short: bool = False) -> TableBlock:
@@ -246,14 +242,11 @@ def levels(report: Report) -> Iterator[Block]:
     columns = [Column("Who")]
     for level, level_row in report["levels"].items():
         columns.append(Column([f"Level {level}", Text(f"n {level_row['tasks']}", small=True)], number=True))
-    yield TableBlock(
-        "Answers right by level of difficulty", columns, [TableLine(_by_level(report, row)) for row in answered(report)]
-    )
-
-
-def _by_level(report: Report, row: Mapping[str, Any]) -> Sequence[Inline]:
-    levels = report["levels"].values()
-    return [row["title"], *(mean_cell(level["right"].get(row["name"]), "share", level["tasks"]) for level in levels)]
+    drawn = []
+    for row in answered(report):
+        rights = ((level["right"].get(row["name"]), level["tasks"]) for level in report["levels"].values())
+        drawn.append(TableLine([row["title"], *(mean_cell(right, "share", tasks) for right, tasks in rights)]))
+    yield TableBlock("Answers right by level of difficulty", columns, drawn)
 
 
 def by_studies(report: Report, *, short: bool = False) -> Iterator[Block]:

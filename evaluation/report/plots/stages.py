@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from chimera.core.types import Label
-from evaluation.measures.comparison import Comparison, Comparisons
+from evaluation.measures.comparison import Comparisons
 from evaluation.measures.metrics import NONE, outcomes
 from evaluation.measures.statistics import Mean
 from evaluation.records.study import BASE, Plan, Stage, Study
@@ -30,11 +30,17 @@ def stages(study: Study, means: StageMeans, comparisons: Comparisons) -> Drawing
     if not names:
         return "No stage has a reward or an answer."
     figure, grid = panels(2 * len(names), 2, 0.5 + 0.27 * len(shown))
+    colours = [_colour(stage) for stage in shown]
     for number, name in enumerate(names):
         left, right = grid[2 * number : 2 * number + 2]
-        _means(left, shown, [means[stage.name].get(name) for stage in shown])
-        _differences(right, shown, [comparisons.get(f"{BASE}:{stage.name}", {}).get(name) for stage in shown])
+        rows = [means[stage.name].get(name) for stage in shown]
+        differences = [comparisons.get(f"{BASE}:{stage.name}", {}).get(name) for stage in shown]
+        intervals(left, [row and (row.mean, row.low, row.high) for row in rows], colours)
+        intervals(right, [row and (row.difference, row.low, row.high) for row in differences], colours)
+        left.set_yticks(range(len(shown)), [stage.name for stage in shown])
         left.set_title(METRICS[name])
+        right.axvline(0, color=INK, linewidth=0.9, alpha=0.6)
+        right.set_yticks([])
         right.set_title("difference from the base")
     confidence = f"{100 * study.config.evaluation.confidence:.4g} %"
     never_live = " Orange: what was never live, such as one learned policy alone, or failing tools."
@@ -50,22 +56,6 @@ def stages(study: Study, means: StageMeans, comparisons: Comparisons) -> Drawing
 def _shown(plan: Plan) -> list[Stage]:
     """The stages that are drawn: without coalitions, of which there can be many."""
     return [stage for stage in plan.stages if stage.kind != "coalition"]
-
-
-def _means(axes: Axes, stages: Sequence[Stage], means: Sequence[Mean | None]) -> None:
-    rows = [None if mean is None else (mean.mean, mean.low, mean.high) for mean in means]
-    intervals(axes, rows, [_colour(stage) for stage in stages])
-    axes.set_yticks(range(len(rows)), [stage.name for stage in stages])
-
-
-def _differences(axes: Axes, stages: Sequence[Stage], comparisons: Sequence[Comparison | None]) -> None:
-    rows = [
-        None if comparison is None else (comparison.difference, comparison.low, comparison.high)
-        for comparison in comparisons
-    ]
-    intervals(axes, rows, [_colour(stage) for stage in stages])
-    axes.axvline(0, color=INK, linewidth=0.9, alpha=0.6)
-    axes.set_yticks([])
 
 
 def confusion(study: Study) -> Drawing | str:

@@ -51,6 +51,16 @@ SFT = {
 }
 
 SEARCH = {"right": "share of answers right", "best": "the same, best so far", "reward": "mean reward"}
+LEARNERS = (
+    (PPO, "step", "One point a step. Rewards are of the step's own training tasks, which differ from step to step."),
+    (SFT, "step", "One point a step, on the conversations that are learned from."),
+    (
+        SEARCH,
+        "candidate",
+        "One point a candidate that was tried on the phase's whole search share of the training tasks.",
+    ),
+)
+"""The titles of metrics of each kind of learner, its unit, and its caption; the first that a phase has is drawn."""
 
 
 def reward(lines: Sequence[Line]) -> Drawing | str:
@@ -120,25 +130,13 @@ def parts(lines: Sequence[Line]) -> Drawing | str:
 
 def steps(lines: Sequence[Line], phase: str) -> Drawing | str:
     """Metrics by step of a phase that learns weights; a sentence if there are none."""
-    if curves := _metrics(lines, phase, PPO):
-        caption = "One point a step. Rewards are of the step's own training tasks, which differ from step to step."
-        return _curves(phase, curves, caption)
-    if curves := _metrics(lines, phase, SFT):
-        caption = "One point a step, on the conversations that are learned from."
-        return _curves(phase, curves, caption)
-    if curves := _metrics(lines, phase, SEARCH):
-        caption = "One point a candidate that was tried on the phase's whole search share of the training tasks."
-        return _curves(phase, curves, caption, "candidate")
+    for titles, unit, caption in LEARNERS:
+        if curves := {title: points for key, title in titles.items() if (points := series(lines, phase, key))}:
+            return _curves(phase, curves, caption, unit)
     return f"{phase} has not run, or has not finished a step: the run's metrics have no line of it."
 
 
-def _metrics(lines: Sequence[Line], phase: str, titles: dict[str, str]) -> dict[str, list[tuple[int, float]]]:
-    return {title: points for key, title in titles.items() if (points := series(lines, phase, key))}
-
-
-def _curves(
-    phase: str, curves: Mapping[str, list[tuple[int, float]]], caption: str, unit: str = "step"
-) -> Drawing | str:
+def _curves(phase: str, curves: Mapping[str, list[tuple[int, float]]], caption: str, unit: str) -> Drawing | str:
     """A panel for each metric that changes; a sentence if none does. Constant ones are named with their value."""
     constant = {title: points[0][1] for title, points in curves.items() if _flat([value for _, value in points])}
     moving = {title: points for title, points in curves.items() if title not in constant}

@@ -6,7 +6,8 @@ from typing import Any, Self
 from urllib.parse import urlencode
 
 from chimera.core.errors import ConfigError
-from evaluation.view.reading.rows import RolloutRow, kind_of, role_of
+from evaluation.records.rollouts import kind_of
+from evaluation.view.reading.rows import RolloutRow, role_of
 
 PAGE = 100
 """Rollouts of one page."""

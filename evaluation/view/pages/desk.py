@@ -96,9 +96,9 @@ def pair_address(left_run: str, left: str, right_run: str, right: str) -> str:
     return f"/pair?{urlencode({'left': f'{left_run}/{left}', 'right': f'{right_run}/{right}'})}"
 
 
-def tasks_address(left_run: str, left: str, right_run: str, right: str, change: str = "") -> str:
-    """The address of the same tasks in two stages."""
-    query = {"left": f"{left_run}/{left}", "right": f"{right_run}/{right}"}
+def tasks_address(left: str, right: str, change: str = "") -> str:
+    """The address of the same tasks in two stages, each written as run/stage."""
+    query = {"left": left, "right": right}
     return f"/tasks?{urlencode({**query, 'change': change} if change else query)}"
 
 

@@ -38,15 +38,16 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class TaskPair:
-    """One task in two stages; of each side the last rollout with its repeat.
-
-    Attributes:
-        difference: Reward of the right minus reward of the left; None if one has none.
-    """
+    """One task in two stages; of each side the last rollout with its repeat."""
 
     left: RolloutRow
     right: RolloutRow
-    difference: float | None
+
+    @property
+    def difference(self) -> float | None:
+        """Reward of the right minus reward of the left; None if one has none."""
+        old, new = self.left.reward, self.right.reward
+        return None if old is None or new is None else new - old
 
     @property
     def change(self) -> str:
@@ -67,11 +68,7 @@ def pair_up(left: Sequence[RolloutRow], right: Sequence[RolloutRow]) -> list[Tas
     """
     there = {(row.task_id, row.repeat, row.label): row for row in right}
     pairs = [
-        TaskPair(
-            left_row,
-            other,
-            None if None in (left_row.reward, other.reward) else (other.reward or 0) - (left_row.reward or 0),
-        )
+        TaskPair(left_row, other)
         for left_row in {(row.task_id, row.repeat): row for row in left}.values()
         if (other := there.get((left_row.task_id, left_row.repeat, left_row.label)))
     ]

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias
-from urllib.parse import urlencode
 
 from chimera.show.blocks import (
     Block,
@@ -87,7 +86,7 @@ def _stages(left: Snapshot, right: Snapshot, phase: str) -> TableLine:
         for place, (cell, value) in enumerate(zip(cells, shown, strict=True)):
             query = f"phase={phase}{'&failure=any' if place == 3 and figures.failed else ''}"
             cell.append(Text(value, href=rollouts_address(run, query)) if rows else NOTHING)
-    sides, pairs = (left.name, phase, right.name, phase), pair_up(before, after)
+    sides, pairs = (f"{left.name}/{phase}", f"{right.name}/{phase}"), pair_up(before, after)
     difference = mean(pair.difference for pair in pairs if pair.difference is not None)
     same = [Text(str(len(pairs)), href=tasks_address(*sides)), Text(change(difference, "points"), small=True)]
     became = [
@@ -127,11 +126,10 @@ def task_blocks(
     rewards, rights = f"{points(old.reward)} → {points(new.reward)}", f"{share(old.right)} → {share(new.right)}"
     yield FactList([("tasks in both", str(len(pairs))), ("reward", rewards), ("right", rights)], large=True)
     counts = [("", "all", len(pairs)), *((name, name, sum(pair.change == name for pair in pairs)) for name in CHANGES)]
-    query = {"left": left, "right": right}
-    choices: list[Inline] = []
-    for name, title, count in counts:
-        href = f"/tasks?{urlencode({**query, 'change': name} if name else query)}"
-        choices.append(Text(f"{title} {count}", "strong" if name == change_of else "", href))
+    choices: list[Inline] = [
+        Text(f"{title} {count}", "strong" if name == change_of else "", tasks_address(left, right, name))
+        for name, title, count in counts
+    ]
     yield Note(joined(choices, "   "))
     columns = [Column(name) for name in ("task", "answers", left, right)]
     columns += [Column("reward", number=True), Column("difference", number=True)]

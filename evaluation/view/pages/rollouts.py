@@ -131,10 +131,7 @@ def learned_from(snapshot: Snapshot, update: str) -> Collection[str] | None:
 def _options(snapshot: Snapshot) -> dict[str, list[tuple[str, str]]]:
     """What can be chosen of each kind, with words."""
     rows = snapshot.all_rows
-    failures: dict[str, int] = {}
-    for row in rows:
-        if row.failure is not None:
-            failures[row.failure] = failures.get(row.failure, 0) + 1
+    failures = Counter(row.failure for row in rows if row.failure is not None)
     flags = {
         ANY: ("failed", sum(row.failed for row in rows)),
         VETOED: ("vetoed", sum(row.veto is not None for row in rows)),
@@ -150,7 +147,7 @@ def _options(snapshot: Snapshot) -> dict[str, list[tuple[str, str]]]:
         "lost": [(step, f"{step} ({lost[step]})") for step in TITLES if lost[step]],
         "failure": [
             *((name, f"{word} ({count})") for name, (word, count) in flags.items()),
-            *((kind, f"{kind} ({count})") for kind, count in sorted(failures.items(), key=lambda pair: -pair[1])),
+            *((kind, f"{kind} ({count})") for kind, count in failures.most_common()),
         ],
     }
 

@@ -1,6 +1,5 @@
 """One recorded rollout as a row of a list: few fields, and the place of its whole record in its file."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from chimera.core.errors import RunError
 from chimera.core.files import parse_json
 from evaluation.causes.lost import Step, holds_steps, wrong_step
-from evaluation.records.rollouts import RolloutRecord
+from evaluation.records.rollouts import RolloutRecord, kind_of
 from evaluation.scores.alignment import aligned
 
 OUTPUTS, COUNTS = b',"outputs":{', b',"counts":{'
@@ -86,11 +85,6 @@ _ROW = TypeAdapter(RolloutRow)
 def role_of(visit: str) -> str:
     """The role of a visit that is written as role and number, such as "Role/1"."""
     return visit.rpartition("/")[0] or visit
-
-
-def kind_of(reason: str) -> str:
-    """The kind of a reason, as `evaluation.records.rollouts.failures` counts them."""
-    return re.sub(r"\d+", "#", reason)[:90]
 
 
 def row_of(line: bytes, phase: str, number: int, offset: int) -> RolloutRow:

@@ -6,7 +6,6 @@ import os
 import sqlite3
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -15,20 +14,14 @@ from hypothesis import strategies as st
 from agents.tools.literature import LiteratureIndex
 from agents.tools.text.excerpts import excerpt, split_sentences
 from agents.tools.text.fulltext import Database
-from agents.tools.text.passages import clean
+from agents.tools.text.passages import Passage, clean
 
 PUBMEDQA = Path(__file__).parents[4] / "shared" / "pubmedqa" / "ori_pqal.json"
 
 
-def tools_document(id_: str, title: str, text: str) -> SimpleNamespace:
-    return SimpleNamespace(id=id_, title=title, text=text)
-
-
 DOCUMENTS = (
-    tools_document("101", "", "Adults with a cold were randomised to zinc. Colds were shorter with zinc (p=0.002)."),
-    tools_document(
-        "102", "", "A cohort of nurses was followed. Night shifts went with higher body mass index (p=0.01)."
-    ),
+    Passage("101", "", "Adults with a cold were randomised to zinc. Colds were shorter with zinc (p=0.002)."),
+    Passage("102", "", "A cohort of nurses was followed. Night shifts went with higher body mass index (p=0.01)."),
 )
 INDEX = LiteratureIndex(DOCUMENTS)
 
@@ -70,16 +63,16 @@ def test_only_stop_words_are_searched_as_they_are():
 
 
 def test_words_match_in_other_forms_and_without_accents():
-    index = LiteratureIndex([tools_document("1", "", "Überlebende patients were treated"), DOCUMENTS[1]])
+    index = LiteratureIndex([Passage("1", "", "Überlebende patients were treated"), DOCUMENTS[1]])
     assert [passage.id for passage in index.search("uberlebende", 5)] == ["1"]
     assert [passage.id for passage in index.search("treating a patient", 5)] == ["1"]
 
 
 UNSPACED = (
-    tools_document("zh", "", "目的：观察锌的疗效。方法：将90例患者随机分为两组。结果：锌组复发率为12.5%，低于对照组。"),
-    tools_document("ja", "", "成人の風邪患者に亜鉛を投与した。罹病期間は２日短縮した。プラセボ群では差がなかった。"),
-    tools_document("th", "", "ผู้ป่วยที่ได้รับสังกะสีมีอาการน้อยลง"),
-    tools_document("en", "", "METHODS: A cohort of nurses was followed with COVID感染 as outcome."),
+    Passage("zh", "", "目的：观察锌的疗效。方法：将90例患者随机分为两组。结果：锌组复发率为12.5%，低于对照组。"),
+    Passage("ja", "", "成人の風邪患者に亜鉛を投与した。罹病期間は２日短縮した。プラセボ群では差がなかった。"),
+    Passage("th", "", "ผู้ป่วยที่ได้รับสังกะสีมีอาการน้อยลง"),
+    Passage("en", "", "METHODS: A cohort of nurses was followed with COVID感染 as outcome."),
 )
 
 
@@ -113,7 +106,7 @@ def test_an_excerpt_of_a_chinese_abstract_keeps_the_sentence_about_the_question(
 
 
 def test_equal_ranks_keep_the_order_of_the_documents():
-    same = [tools_document(str(n), "", "zinc helps") for n in (5, 3, 9, 1)]
+    same = [Passage(str(n), "", "zinc helps") for n in (5, 3, 9, 1)]
     assert [passage.id for passage in LiteratureIndex(same).search("zinc", 4)] == ["5", "3", "9", "1"]
 
 
@@ -172,7 +165,7 @@ def test_real_questions_find_their_own_abstract():
         pytest.skip("the PubMedQA file is not at hand (../shared/pubmedqa/ori_pqal.json)")
     records = json.loads(PUBMEDQA.read_text())
     documents = [
-        tools_document(
+        Passage(
             id_,
             record["QUESTION"],
             " ".join(f"{label}: {text}" for label, text in zip(record["LABELS"], record["CONTEXTS"], strict=True)),

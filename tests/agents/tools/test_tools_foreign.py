@@ -42,6 +42,13 @@ def box():
     return make
 
 
+@pytest.fixture
+def example():
+    """A toolbox with the example's tool."""
+    roles = load_config(None, [f"roles.Geneticist.tools=[{EXAMPLE}]"]).roles
+    return build_toolbox(ToolsConfig(), (), {}, roles=roles)
+
+
 async def call(toolbox, **arguments):
     return await toolbox.call("mine", arguments, brief=BRIEF)
 
@@ -74,12 +81,9 @@ def test_the_schema_of_a_tool_with_three_arguments_reaches_the_model():
     jsonschema.Draft202012Validator.check_schema(parameters)
 
 
-async def test_a_tool_is_run_with_all_of_its_arguments():
-    toolbox = build_toolbox(
-        ToolsConfig(), (), {}, roles=load_config(None, [f"roles.Geneticist.tools=[{EXAMPLE}]"]).roles
-    )
+async def test_a_tool_is_run_with_all_of_its_arguments(example):
     given = {"treated": 18, "control": 27.0, "participants": 400}
-    result = await toolbox.call("risk_difference", given, brief=BRIEF)
+    result = await example.call("risk_difference", given, brief=BRIEF)
     assert (result.ok, result.valid) == (True, True)
     text = "The rates differ by -9.0 percentage points (95 % interval -17.1 to -0.9)."
     assert result.content() == {"results": [{"id": content_id("risk_difference", text), "text": text}]}
@@ -98,11 +102,8 @@ async def test_a_tool_is_run_with_all_of_its_arguments():
         ({"treated": 1, "control": 2, "participants": 9, "p": 1}, "p: extra inputs are not permitted"),
     ],
 )
-async def test_a_bad_argument_is_an_answer_to_the_model(arguments, fault):
-    toolbox = build_toolbox(
-        ToolsConfig(), (), {}, roles=load_config(None, [f"roles.Geneticist.tools=[{EXAMPLE}]"]).roles
-    )
-    result = await toolbox.call("risk_difference", arguments, brief=BRIEF)
+async def test_a_bad_argument_is_an_answer_to_the_model(example, arguments, fault):
+    result = await example.call("risk_difference", arguments, brief=BRIEF)
     assert (result.ok, result.valid) == (False, False)
     assert result.error is not None
     expected = 'risk_difference takes {"treated": number, "control": number, "participants": whole number}; '
@@ -231,23 +232,20 @@ async def test_a_tool_may_say_that_it_failed(box, handled):
     assert "no such gene" in str(result.error)
 
 
-async def test_a_tool_that_ends_its_process_does_not(box):
-    def mine() -> str:
-        """Exit."""
-        sys.exit(3)
-
-    result = await call(box(StructuredTool.from_function(mine)))
-    assert (result.ok, result.error) == (False, "mine failed (RuntimeError: it raised SystemExit(3))")
-
-
-async def test_a_tools_own_time_out_is_not_taken_for_ours(box):
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (SystemExit(3), "RuntimeError: it raised SystemExit(3)"),
+        (TimeoutError("the database is slow"), "TimeoutError: the database is slow"),
+    ],
+)
+async def test_a_tool_that_ends_its_process_does_not_and_its_own_time_out_is_not_ours(box, error, reason):
     def mine() -> str:
         """Fail."""
-        raise TimeoutError("the database is slow")
+        raise error
 
-    assert (
-        await call(box(StructuredTool.from_function(mine)))
-    ).error == "mine failed (TimeoutError: the database is slow)"
+    result = await call(box(StructuredTool.from_function(mine)))
+    assert (result.ok, result.error) == (False, f"mine failed ({reason})")
 
 
 async def test_a_tool_that_hangs_is_given_up_whether_it_waits_or_blocks(box):

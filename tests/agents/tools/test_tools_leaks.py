@@ -92,13 +92,19 @@ def test_equal_titles_are_the_same_and_any_text_is_safe(title, goal):
     same_title(title, goal)
 
 
-def tavily_answer(*passages):
-    return {
-        "results": [
-            {"title": passage.title, "url": passage.url or f"https://mirror.example/{number}", "content": passage.text}
-            for number, passage in enumerate(passages)
-        ]
-    }
+def tavily(*passages, results=5, **options):
+    """A toolbox whose web search finds these passages, and the route by which it is asked."""
+    found = [
+        {"title": passage.title, "url": passage.url or f"https://mirror.example/{number}", "content": passage.text}
+        for number, passage in enumerate(passages)
+    ]
+    route = respx.post("https://api.tavily.com/search").respond(json={"results": found})
+    settings = ToolsConfig(literature="tavily", results=results)
+    return build_toolbox(settings, (), {"TAVILY_API_KEY": "k"}, **options), route
+
+
+async def search(toolbox, query="zinc", *, brief=BRIEF):
+    return await toolbox.call("literature_search", {"query": query}, brief=brief)
 
 
 TAVILY_PLANTS = [
@@ -111,18 +117,16 @@ TAVILY_PLANTS = [
 async def test_tavily_never_returns_the_planted_article():
     other = Passage("o", "Zinc lozenges and taste", "They taste bad.", "https://o.example/9")
     for plants in ([*TAVILY_PLANTS, other], [other, *TAVILY_PLANTS], [*TAVILY_PLANTS[:5], other, *TAVILY_PLANTS[5:]]):
-        respx.post("https://api.tavily.com/search").respond(json=tavily_answer(*plants))
-        toolbox = build_toolbox(ToolsConfig(literature="tavily", results=2), (), {"TAVILY_API_KEY": "k"})
-        result = await toolbox.call("literature_search", {"query": GOAL}, brief=BRIEF)
+        toolbox, _ = tavily(*plants, results=2)
+        result = await search(toolbox, GOAL)
         assert [passage.url for passage in result.passages] == ["https://o.example/9"]
         assert ANSWER not in str(result.content())
 
 
 @respx.mock
 async def test_when_blocking_leaves_nothing_the_result_is_no_match():
-    respx.post("https://api.tavily.com/search").respond(json=tavily_answer(*TAVILY_PLANTS))
-    toolbox = build_toolbox(ToolsConfig(literature="tavily"), (), {"TAVILY_API_KEY": "k"})
-    result = await toolbox.call("literature_search", {"query": "zinc colds"}, brief=BRIEF)
+    toolbox, _ = tavily(*TAVILY_PLANTS)
+    result = await search(toolbox, "zinc colds")
     assert (result.ok, result.content()) == (True, {"results": [], "note": "no match for 'zinc colds'"})
 
 
@@ -153,8 +157,7 @@ async def test_pubmed_never_returns_the_planted_article_or_its_conclusion():
     respx.post(f"{base}/esearch.fcgi").respond(json=found)
     xml = "".join(pubmed_article(*article) for article in articles)
     respx.post(f"{base}/efetch.fcgi").respond(text=f"<PubmedArticleSet>{xml}</PubmedArticleSet>")
-    toolbox = build_toolbox(ToolsConfig(literature="pubmed", results=5), (), {})
-    result = await toolbox.call("literature_search", {"query": GOAL}, brief=BRIEF)
+    result = await search(build_toolbox(ToolsConfig(literature="pubmed", results=5), (), {}), GOAL)
     assert [passage.id for passage in result.passages] == ["30000009"]
     assert "CONCLUSION: Zinc tastes bad." in result.passages[0].text
     assert ANSWER not in str(result.content())
@@ -181,22 +184,16 @@ async def test_a_planted_conclusion_is_blocked_without_title_number_or_abstract(
         Passage("", "Salt", "Salt is good for every one of us.", "https://o.example/2"),
     ]
     plants = [Passage("", "A blog", QUOTES[quote]), others[0], Passage("", QUOTES[quote], "Zinc."), others[1]]
-    respx.post("https://api.tavily.com/search").respond(json=tavily_answer(*plants))
-    settings, secrets = ToolsConfig(literature="tavily", results=5), {"TAVILY_API_KEY": "k"}
-    toolbox = build_toolbox(settings, (), secrets, conclusions=CONCLUSIONS)
-    result = await toolbox.call("literature_search", {"query": "zinc"}, brief=BRIEF)
+    toolbox, _ = tavily(*plants, conclusions=CONCLUSIONS)
+    result = await search(toolbox)
     assert [passage.url for passage in result.passages] == ["https://o.example/1", "https://o.example/2"]
 
 
 @respx.mock
 async def test_the_block_depends_on_the_question_not_on_the_cache():
-    route = respx.post("https://api.tavily.com/search").respond(json=tavily_answer(DISGUISES["same title"], OTHER))
-    toolbox = build_toolbox(ToolsConfig(literature="tavily", results=5), (), {"TAVILY_API_KEY": "k"})
+    toolbox, route = tavily(DISGUISES["same title"], OTHER)
     another = Brief("1", "Is zinc toxic?", ())
-    counts = [
-        len((await toolbox.call("literature_search", {"query": "zinc"}, brief=brief)).passages)
-        for brief in (another, BRIEF, another)
-    ]
+    counts = [len((await search(toolbox, brief=brief)).passages) for brief in (another, BRIEF, another)]
     assert (counts, route.call_count) == ([2, 1, 2], 1)
 
 
@@ -224,24 +221,18 @@ async def test_trials_that_the_article_reports_are_blocked():
 
 @respx.mock
 async def test_replacements_are_fetched_for_what_the_block_takes_out():
-    route = respx.post("https://api.tavily.com/search").respond(
-        json=tavily_answer(DISGUISES["same title"], *(Passage("", f"T{n}", "Zinc.") for n in range(4)))
-    )
-    toolbox = build_toolbox(ToolsConfig(literature="tavily", results=2), (), {"TAVILY_API_KEY": "k"})
-    result = await toolbox.call("literature_search", {"query": "zinc"}, brief=BRIEF)
+    toolbox, route = tavily(DISGUISES["same title"], *(Passage("", f"T{n}", "Zinc.") for n in range(4)), results=2)
+    result = await search(toolbox)
     assert [passage.title for passage in result.passages] == ["T0", "T1"]
     assert json.loads(route.calls.last.request.content)["max_results"] == 5
 
 
 async def test_the_local_index_may_return_the_tasks_own_abstract():
-    toolbox = build_toolbox(ToolsConfig(), [Passage(PMID, GOAL, f"METHODS: {SENTENCE}")], {})
-    result = await toolbox.call("literature_search", {"query": GOAL}, brief=BRIEF)
+    result = await search(build_toolbox(ToolsConfig(), [Passage(PMID, GOAL, f"METHODS: {SENTENCE}")], {}), GOAL)
     assert [passage.id for passage in result.passages] == [PMID]
 
 
 @respx.mock
 async def test_the_block_can_be_switched_off_for_questions_without_a_key():
-    respx.post("https://api.tavily.com/search").respond(json=tavily_answer(DISGUISES["same title"]))
-    config = ToolsConfig(literature="tavily")
-    toolbox = build_toolbox(config, (), {"TAVILY_API_KEY": "k"}, block_source=False)
-    assert len((await toolbox.call("literature_search", {"query": "zinc"}, brief=BRIEF)).passages) == 1
+    toolbox, _ = tavily(DISGUISES["same title"], block_source=False)
+    assert len((await search(toolbox)).passages) == 1

@@ -30,6 +30,7 @@ from agents.tools.live.proteins import UniProt
 from agents.tools.live.pubmed import PubMed
 from agents.tools.live.tavily import Tavily
 from agents.tools.live.trials import ClinicalTrials
+from agents.tools.own import own_tool
 from agents.tools.text.markup import element_text, parse_xml, text_of
 from agents.tools.text.passages import Passage, ToolError
 from agents.tools.toolbox import build_toolbox
@@ -37,6 +38,11 @@ from agents.visit.prompting import tool_message
 from agents.visit.quoting import texts_read
 from chimera.config.sections.tools import ToolsConfig
 from chimera.core.quotes import missing_quotes
+
+
+def as_tool(search):
+    """The search of a live tool, as the toolbox and LangChain's agents run it."""
+    return own_tool(search, live=True).base.search
 
 
 def fields(request: httpx.Request) -> dict[str, str]:
@@ -221,7 +227,7 @@ async def test_equal_searches_are_asked_once(live_answers, service):
     live_answers.get("/studies").respond(json=TRIALS)
     live_answers.get("/uniprotkb/search").respond(json=UNIPROT)
     live_answers.route().respond(json=QUICKGO if service == "QuickGO" else TAVILY)
-    search = SERVICES[service](live_http(), "https://live.example")
+    search = as_tool(SERVICES[service](live_http(), "https://live.example"))
     first = await asyncio.gather(*(search("zinc") for _ in range(5)))
     asked = live_answers.calls.call_count
     assert await search("zinc") == first[0]
@@ -233,7 +239,7 @@ async def test_equal_searches_are_asked_once(live_answers, service):
 
 async def test_failures_are_not_remembered(live_answers):
     live_answers.get("/search").side_effect = [httpx.Response(404), httpx.Response(200, json=QUICKGO)]
-    search = QuickGO(live_http(), 1, "https://live.example").gene_ontology
+    search = as_tool(QuickGO(live_http(), 1, "https://live.example").gene_ontology)
     with pytest.raises(ToolError):
         await search("apoptosis")
     assert len(await search("apoptosis")) == 1
@@ -272,7 +278,7 @@ async def test_one_waiter_that_leaves_does_not_take_the_answer_from_the_other():
 
 def test_one_toolbox_serves_several_event_loops(live_answers):
     live_answers.get("/search").respond(json=QUICKGO)
-    search = QuickGO(live_http(), 1, "https://live.example").gene_ontology
+    search = as_tool(QuickGO(live_http(), 1, "https://live.example").gene_ontology)
     assert [len(asyncio.run(search(term))) for term in ("apoptosis", "necrosis", "apoptosis")] == [1, 1, 1]
 
 

@@ -15,8 +15,6 @@ from agents.tools.live.http import retry_after
 from agents.tools.live.pubmed import PubMed
 from agents.tools.text.passages import ToolError
 
-# --- every way to fail, for every service
-
 
 @pytest.mark.parametrize("service", SERVICES)
 @pytest.mark.parametrize(
@@ -136,20 +134,18 @@ async def test_a_pause_beyond_the_budget_is_not_waited_for(live_answers, status)
     assert (route.call_count, clock.slept) == (1, [])
 
 
-@pytest.mark.parametrize("retries", [0, 1, 3])
-async def test_retries_bound_the_tries(live_answers, retries):
-    route = live_answers.get("/search").respond(503, headers={"Retry-After": "0"})
-    with refused(ToolError, "QuickGO", "(503)", "try again later"):
+@pytest.mark.parametrize(
+    ("status", "retries", "tries", "remedy"),
+    [
+        *((503, retries, retries + 1, "try again later") for retries in (0, 1, 3)),
+        *((status, 2, 1, "try other words") for status in (400, 404)),
+    ],
+)
+async def test_retries_bound_the_tries_and_refusals_are_not_tried_again(live_answers, status, retries, tries, remedy):
+    route = live_answers.get("/search").respond(status, headers={"Retry-After": "0"})
+    with refused(ToolError, "QuickGO", f"({status})", remedy):
         await QuickGO(live_http(retries=retries), 1, "https://live.example").gene_ontology("apoptosis")
-    assert route.call_count == retries + 1
-
-
-@pytest.mark.parametrize("status", [400, 404])
-async def test_refusals_are_not_tried_again(live_answers, status):
-    route = live_answers.get("/search").respond(status)
-    with refused(ToolError, "QuickGO", f"({status})", "try other words"):
-        await QuickGO(live_http(), 1, "https://live.example").gene_ontology("apoptosis")
-    assert route.call_count == 1
+    assert route.call_count == tries
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from types import SimpleNamespace
 
 import pytest
 from message_kit import refused
@@ -20,23 +19,19 @@ from chimera.core.types import Brief
 BRIEF = Brief("1", "Does zinc shorten colds?", ())
 
 
-def tools_document(id_: str, title: str, text: str) -> SimpleNamespace:
-    return SimpleNamespace(id=id_, title=title, text=text)
-
-
 DOCUMENTS = (
-    tools_document(
+    Passage(
         "101",
         "Does zinc shorten colds?",
         "METHODS: Adults with a cold were randomised to zinc lozenges or placebo. "
         "RESULTS: Colds lasted 4.1 days with zinc and 6.8 days with placebo (p=0.002).",
     ),
-    tools_document(
+    Passage(
         "102",
         "Is shift work linked to obesity?",
         "METHODS: A cohort of nurses was followed. RESULTS: Night shifts went with higher body mass index (p=0.01).",
     ),
-    tools_document(
+    Passage(
         "103",
         "Do statins prevent dementia?",
         "METHODS: We randomly assigned patients to simvastatin or placebo. RESULTS: Dementia was as frequent (p=0.6).",
@@ -202,7 +197,7 @@ async def test_titles_are_not_indexed(toolbox):
 
 
 async def test_results_and_max_chars_limit_what_comes_back():
-    many = [tools_document(str(n), "t", f"RESULTS: {'Zinc helped them. ' * 30}") for n in range(9)]
+    many = [Passage(str(n), "t", f"RESULTS: {'Zinc helped them. ' * 30}") for n in range(9)]
     for results, max_chars in ((1, 100), (4, 250)):
         toolbox = build_toolbox(ToolsConfig(results=results, max_chars=max_chars), many, {})
         passages = (await toolbox.call("literature_search", {"query": "zinc"}, brief=BRIEF)).passages
@@ -221,7 +216,7 @@ async def test_concurrent_calls_answer_their_own_question(toolbox):
 
 
 async def test_control_characters_do_not_reach_a_prompt():
-    dirty = tools_document("7", "t", "RESULTS: Zinc\x00 hel\u202eped\x1b[2J.\nNext\ud800 line\ttab")
+    dirty = Passage("7", "t", "RESULTS: Zinc\x00 hel\u202eped\x1b[2J.\nNext\ud800 line\ttab")
     toolbox = build_toolbox(ToolsConfig(), [dirty], {})
     result = await toolbox.call("literature_search", {"query": "zinc"}, brief=BRIEF)
     text = result.passages[0].text

@@ -138,8 +138,6 @@ def test_a_check_leaves_no_program_behind(program):
     assert {child.pid for child in psutil.Process().children(recursive=True)} - before == set()
 
 
-# --- servers as they are
-
 SCHEMAS = ["unicode_pattern", "lost_reference", "no_such_type", "either", "by_reference", "odd_names", "free"]
 NAMES = [*SCHEMAS, "deletes", "file", "binary", "picture", "link", "rows", "both"]
 RENAMED = ("mcp:lab/papers.find as find", "mcp:lab/papers/read as read", "mcp:other/file as other_file")

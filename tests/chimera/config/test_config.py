@@ -91,13 +91,9 @@ def test_half_a_character_is_refused_with_key_and_place(tmp_path: Path):
 )
 def test_a_wrong_file_is_one_sentence_with_key_line_and_remedy(tmp_path: Path, text: str, line: int, words: list[str]):
     file = written(tmp_path, text)
-    with pytest.raises(ConfigError) as caught:
+    with refused(ConfigError, f"{file}:{line}", *words) as caught:
         load_config(file)
-    message = str(caught.value)
-    assert f"{file}:{line}" in message
-    assert [word for word in words if word not in message] == []
-    assert "\n" not in message
-    assert "sk-verysecret1" not in message
+    assert "sk-verysecret1" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -150,11 +146,9 @@ def test_an_empty_file_and_empty_sections_keep_the_defaults(tmp_path: Path):
     ],
 )
 def test_a_wrong_override_is_one_sentence(override: str, words: list[str]):
-    with pytest.raises(ConfigError) as caught:
+    with refused(ConfigError, *words) as caught:
         load_config(None, [override])
-    message = str(caught.value)
-    assert [word for word in words if word not in message] == []
-    assert "sk-verysecret1" not in message
+    assert "sk-verysecret1" not in str(caught.value)
 
 
 @pytest.mark.parametrize("key", ["seed", "data.seed"])

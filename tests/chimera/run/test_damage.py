@@ -68,8 +68,6 @@ def one_sentence(done, *words):
         assert word in said[0]
 
 
-# --- the files of a run directory
-
 DAMAGE = {"empty": "", "half": '{"created": "2026', "no object": "[]", "no time": "{}", "deep": DEEP, "bytes": "\x00"}
 
 

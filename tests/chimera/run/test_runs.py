@@ -324,8 +324,6 @@ def test_no_secret_reaches_any_file_of_a_run(tmp_path: Path, monkeypatch: pytest
         assert next(iter(run.rollouts("gather")))["error"] == "401 for [MY_SERVER_KEY]"
 
 
-# --- ownership
-
 _OWNER = """
 import os, signal, sys
 from training.configuration import load_config

@@ -6,7 +6,7 @@ from dataclasses import replace
 import httpx
 import pytest
 from jsonschema import validate
-from planted_kit import planted_server
+from web_kit import planted_server
 
 from agents.roles import ROLES
 from agents.visit.prompting import opening, schema_format

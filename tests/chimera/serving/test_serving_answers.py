@@ -3,30 +3,24 @@
 import asyncio
 import threading
 import weakref
+from contextlib import ExitStack
 
 import pytest
+from embedded_kit import embedded
 
 from agents.visit.prompting import schema_format
 from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.serving.embedded.protocol import parse_request
-from chimera.serving.embedded.service import Service
 
 TEXT = schema_format("Text", {"type": "string", "minLength": 5, "maxLength": 30})
 
 
 @pytest.fixture
 def serve(serving_model):
-    opened = []
-
-    def start(**serving):
-        one = ModelConfig(path=str(serving_model(seed=0)))
-        service = Service({"junior": one, "senior": one}, ServingConfig(slots=2, context_length=600, **serving))
-        opened.append(service)
-        return service
-
-    yield start
-    for service in opened:
-        service.close()
+    models = dict.fromkeys(("junior", "senior"), ModelConfig(path=str(serving_model(seed=0))))
+    usual = {"slots": 2, "context_length": 600, "answers": ServingConfig().answers}
+    with ExitStack() as stack:
+        yield lambda **serving: stack.enter_context(embedded(models, **usual | serving))
 
 
 async def ask(service, **fields):

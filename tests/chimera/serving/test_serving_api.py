@@ -4,20 +4,17 @@ import asyncio
 import json
 import threading
 
-import httpx
 import pytest
+from embedded_kit import KEY, client_of, embedded
 from message_kit import PROTOCOL
 from openai.types.chat import ChatCompletion
 from stream_kit import TOOL
 
 from agents.roles import ROLES
 from agents.visit.prompting import opening, response_format, schema_format
-from chimera.config.sections.models import ModelConfig, ServingConfig
-from chimera.serving.embedded.app import create_app
+from chimera.config.sections.models import ModelConfig
 from chimera.serving.embedded.protocol import parse_request
-from chimera.serving.embedded.service import Service
 
-KEY = "right-key"
 CONTEXT = 1200
 QUESTION = [{"role": "user", "content": "the rate?"}]
 LONG = schema_format("Long", {"type": "string", "minLength": 400, "maxLength": 500})
@@ -27,16 +24,13 @@ LONG = schema_format("Long", {"type": "string", "minLength": 400, "maxLength": 5
 def service(serving_model):
     one, two = (ModelConfig(path=str(serving_model(seed=seed))) for seed in (0, 1))
     models = {"junior": one, "supervisor": one, "senior": one, "other": two, "board": ModelConfig(kind="rubric")}
-    service = Service(models, ServingConfig(slots=4, context_length=CONTEXT, answers=0))
-    yield service
-    service.close()
+    with embedded(models, slots=4, context_length=CONTEXT) as service:
+        yield service
 
 
 @pytest.fixture
 async def client(service):
-    transport = httpx.ASGITransport(create_app(service, KEY), raise_app_exceptions=False)
-    headers = {"Authorization": f"Bearer {KEY}"}
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers) as client:
+    async with client_of(service) as client:
         yield client
 
 
@@ -172,8 +166,7 @@ async def test_the_longest_prompt_that_fits_gets_exactly_one_token(client):
 
 @pytest.mark.parametrize("header", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {KEY}"}])
 async def test_without_the_key_nothing_answers(service, header):
-    transport = httpx.ASGITransport(create_app(service, KEY))
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=header) as client:
+    async with client_of(service, header) as client:
         for method, path in (
             ("POST", "/v1/chat/completions"),
             ("GET", "/v1/models"),
@@ -192,6 +185,7 @@ async def test_without_the_key_nothing_answers(service, header):
         ("/v1/chat/completions", {"model": "nobody", "messages": QUESTION}, 404, "unknown model 'nobody'"),
         ("/v1/chat/completions", {"model": "junior", "messages": QUESTION, "logit_bias": {"5": 1}}, 400, "logit_bias"),
         ("/v1/chat/completions", b"{", 400, "not valid JSON"),
+        ("/v1/chat/completions", b"[]", 400, "must be a JSON object, not list"),
         ("/v1/completions", {}, 404, "POST /v1/completions"),
         ("/admin/weights", {"model": "junior"}, 400, "the body must be"),
         ("/admin/weights", {"model": "board", "folder": "/x"}, 404, "no embedded model 'board'"),
@@ -221,6 +215,7 @@ def nested(depth):
 
 
 OPTIONAL = {"type": "object", "properties": {f"p{number}": {"type": "integer"} for number in range(2000)}}
+LOST = {"type": "string", "not": {"const": "x"}, "$ref": "#/nowhere"}
 TOOL_MESSAGE = {"role": "tool", "content": "4"}
 ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
@@ -244,7 +239,8 @@ WRONG = {
     "allowed-tools": (asking(tools=[TOOL], tool_choice=ALLOWED), "tool_choice.type", ("'function'", "'allowed_tools'")),
     "unknown-choice": (asking(tools=[TOOL], tool_choice="any"), "tool_choice", ("'required'", "'any'")),
     "choice-without-name": (asking(tools=[TOOL], tool_choice={"type": "function"}), "tool_choice.function", ()),
-    "choice-without-tools": (asking(tools=[], tool_choice="required"), None, ("tool_choice",)),
+    "choice-of-no-tools": (asking(tools=[], tool_choice="required"), None, ("tool_choice needs tools",)),
+    "choice-without-tools": (asking(tool_choice="required"), None, ("tool_choice needs tools",)),
     "text-as-temperature": (asking(temperature="0.5"), "temperature", ("'0.5'",)),
     "text-as-limit": (asking(max_tokens="7"), "max_tokens", ("'7'",)),
     "truth-as-limit": (asking(max_tokens=True), "max_tokens", ("True",)),
@@ -252,9 +248,44 @@ WRONG = {
     "part-of-a-number": (asking(n=1.5), "n", ()),
     "tool-message-without-id": (asking(messages=[*QUESTION, TOOL_MESSAGE]), None, ("messages.1", "tool_call_id")),
     "stream-options": (asking(stream_options={"include_usage": True}), None, ("stream_options", "stream: true")),
-    "penalty": (asking(frequency_penalty=0.5), "frequency_penalty", ("0.5",)),
+    "penalty": (asking(frequency_penalty=0.5), "frequency_penalty", ("frequency_penalty=0.5 is not supported",)),
     "function-call": (asking(function_call={"name": "f"}), "function_call", ("'f'",)),
+    "top-k": (asking(top_k=-2), ..., ("top_k",)),
+    "min-p": (asking(min_p=1.5), ..., ("min_p",)),
+    "repetition": (asking(repetition_penalty=0), ..., ("repetition_penalty",)),
+    "unknown-parameter": (asking(guided_regex="a*"), ..., ("unknown parameter 'guided_regex'",)),
+    "form": (asking(response_format={"type": "grammar"}), ..., ("response_format.type",)),
+    "form-without-schema": (asking(response_format={"type": "json_schema"}), ..., ("needs json_schema",)),
+    "form-of-a-name": (
+        asking(response_format={"type": "json_schema", "json_schema": {"name": "x"}}),
+        ...,
+        ("response_format.json_schema.schema",),
+    ),
+    "schema-that-leads-nowhere": (asking(response_format=schema_format("Bad", LOST)), ..., ("#/nowhere",)),
+    "temperature": (asking(temperature=-1), ..., ("temperature",)),
+    "top-p": (asking(top_p=0), ..., ("top_p",)),
+    "no-answer": (asking(n=0), ..., ("n: ",)),
+    "no-token": (asking(max_tokens=0), ..., ("max_tokens",)),
+    "empty-stop": (asking(stop=""), ..., ("stop: an empty string",)),
+    "top-without-log-probs": (asking(top_logprobs=3), ..., ("top_logprobs needs logprobs",)),
+    "many-log-probs": (asking(logprobs=True, top_logprobs=21), ..., ("top_logprobs",)),
+    "choice-of-another": (
+        asking(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "other"}}),
+        ...,
+        ("names 'other'",),
+    ),
+    "equal-names": (asking(tools=[TOOL, TOOL]), ..., ("names must be unique",)),
+    "search-tool": (asking(tools=[{"type": "web_search"}]), ..., ("tools.0",)),
+    "awkward-name": (
+        asking(tools=[{"type": "function", "function": {"name": 'f","x":"'}}]),
+        ...,
+        ("tools.0.function.name",),
+    ),
+    "no-messages": (asking(messages=[]), ..., ("messages",)),
+    "role": (asking(messages=[{"role": "robot", "content": "q"}]), ..., ("messages.0.role",)),
+    "no-model": (asking(model=None), ..., ("model",)),
 }
+"""By case: a request's body, the parameter that the error names (...: any), and words of its sentence."""
 
 
 @pytest.mark.parametrize("case", WRONG)
@@ -267,7 +298,8 @@ async def test_a_request_that_cannot_be_served_is_refused_with_its_place(client,
     error = response.json()["error"]
     assert (response.status_code, error["type"]) == (400, "invalid_request_error")
     assert param is ... or error["param"] == param
-    assert [word for word in (*words, param or "") if param is not ... and word not in error["message"]] == []
+    named = words if param in (None, ...) else (*words, param)
+    assert [word for word in named if word not in error["message"]] == []
     assert len(error["message"]) < 400
 
 
@@ -275,6 +307,7 @@ async def test_a_request_that_cannot_be_served_is_refused_with_its_place(client,
     "fields",
     [
         {"reasoning_effort": "low", "verbosity": "high", "prompt_cache_key": "k", "prediction": {"type": "content"}},
+        {"top_k": -1, "functions": None},
         {"frequency_penalty": 0, "presence_penalty": 0.0, "function_call": "none", "functions": [], "logit_bias": {}},
         {"store": False, "metadata": {"a": "b"}, "user": "u", "service_tier": "auto", "parallel_tool_calls": True},
         {"logprobs": False, "top_logprobs": 0, "modalities": ["text"], "tool_choice": "auto", "stream": False},
@@ -290,15 +323,6 @@ async def test_one_model_is_shown_and_an_unknown_one_is_404(client):
     assert [(await client.get(f"/v1/models/{entry['id']}")).json() for entry in listed] == listed
     missing = await client.get("/v1/models/owner/name")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
-
-
-async def test_a_schema_that_cannot_constrain_is_refused(client):
-    form = schema_format("Bad", {"type": "string", "not": {"const": "x"}, "$ref": "#/nowhere"})
-    response = await client.post(
-        "/v1/chat/completions", json={"model": "junior", "messages": QUESTION, "response_format": form}
-    )
-    assert response.status_code == 400
-    assert "#/nowhere" in response.json()["error"]["message"]
 
 
 async def test_a_failing_batch_is_an_error_of_its_requests_only(service, client, monkeypatch):

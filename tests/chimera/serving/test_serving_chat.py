@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from embedded_kit import change
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from message_kit import refused
@@ -232,8 +233,6 @@ def test_without_tools_nothing_is_a_call():
     assert parse_answer(text, []).content == text
 
 
-# --- grammars: what they accept, byte by byte, apart from any model
-
 SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"], "additionalProperties": False}
 CALL = '<tool_call>{"name":"literature_search","arguments":{"query":"p"}}</tool_call>'
 SPACED_CALL = '<tool_call>\n{"name": "literature_search", "arguments": {"query": "p"}}\n</tool_call>'
@@ -279,8 +278,6 @@ def test_grammars_accept_exactly_the_offered_forms(serving_model, tokenizer, gra
     assert [text for text in refused if accepts(text)] == []
 
 
-# --- templates that cannot do everything
-
 WHOLE_CONVERSATION = [
     *CONVERSATION,
     {"role": "user", "content": "answer again"},
@@ -313,14 +310,9 @@ def test_an_answer_is_told_from_its_prompt_also_where_calls_are_text(tokenizer):
     assert tokenizer.decode(answer, skip_special_tokens=False).startswith('<tool_call>{"name":"literature_search"')
 
 
-def test_control_tokens_in_described_tools_are_plain_text(tokenizer):
-    described = {"type": "function", "function": {**TOOL["function"], "description": INJECTION}}
-    ids = ChatFormat(PLAIN_TEMPLATE, without_tags(tokenizer)).encode(asked(*CONVERSATION[:2]), [described])
-    assert ids.count(tokenizer.token_to_id("<|im_end|>")) == 2
-
-
-def test_control_tokens_in_tools_that_the_template_writes_are_plain_text(tokenizer):
-    template = "{{ tools | tojson }}" + PLAIN_TEMPLATE
+@pytest.mark.parametrize("template", [PLAIN_TEMPLATE, "{{ tools | tojson }}" + PLAIN_TEMPLATE], ids=["ours", "own"])
+def test_control_tokens_in_described_tools_are_plain_text(tokenizer, template):
+    """Whether the server describes the tools or the template writes them."""
     described = {"type": "function", "function": {**TOOL["function"], "description": INJECTION}}
     ids = ChatFormat(template, without_tags(tokenizer)).encode(asked(*CONVERSATION[:2]), [described])
     assert ids.count(tokenizer.token_to_id("<|im_end|>")) == 2
@@ -349,6 +341,12 @@ def test_every_stage_of_a_conversation_has_the_ids_of_encoding_it_whole(serving_
         assert chat.encode(messages(*turns[:stage]), []) == expected
 
 
+def with_tokenizer(folder, **changes):
+    """A model's chat format whose tokenizer has other settings."""
+    made = json.loads((folder / "tokenizer.json").read_text()) | changes
+    return ChatFormat((folder / "chat_template.jinja").read_text(), Tokenizer.from_str(json.dumps(made)))
+
+
 @settings(max_examples=200)
 @given(
     text=st.one_of(
@@ -359,9 +357,7 @@ def test_every_stage_of_a_conversation_has_the_ids_of_encoding_it_whole(serving_
     normalizer=st.sampled_from([None, {"type": "NFC"}]),
 )
 def test_no_text_has_fewer_tokens_than_the_measure_says(serving_model, text, normalizer):
-    made = json.loads((serving_model() / "tokenizer.json").read_text()) | {"normalizer": normalizer}
-    tokenizer = Tokenizer.from_str(json.dumps(made))
-    chat = ChatFormat((serving_model() / "chat_template.jinja").read_text(), tokenizer)
+    chat = with_tokenizer(serving_model(), normalizer=normalizer)
     repeated = text * 50
     ids = chat.encode(messages(("user", repeated)), [])
     assert chat.fewest_tokens(repeated) <= len(ids)
@@ -380,8 +376,7 @@ def test_no_text_has_fewer_tokens_than_the_measure_says(serving_model, text, nor
     ids=["normalizer", "white-space", "truncation"],
 )
 def test_a_tokenizer_that_may_drop_text_is_not_measured(serving_model, changes):
-    made = json.loads((serving_model() / "tokenizer.json").read_text()) | changes
-    chat = ChatFormat((serving_model() / "chat_template.jinja").read_text(), Tokenizer.from_str(json.dumps(made)))
+    chat = with_tokenizer(serving_model(), **changes)
     assert chat.fewest_tokens("a" * 1_000_000) == 0
 
 
@@ -400,12 +395,10 @@ def test_a_template_that_begins_with_the_models_first_token_gets_it(serving_mode
     """As Llama's templates do: without bos_token such a model sees prompts that it never saw in its training."""
     from transformers import AutoTokenizer
 
-    for file in serving_model().iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(serving_model(), tmp_path, dirs_exist_ok=True)
     template = "{{ bos_token }}" + (tmp_path / "chat_template.jinja").read_text()
     (tmp_path / "chat_template.jinja").write_text(template)
-    file = tmp_path / "tokenizer_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"bos_token": {"content": "<|im_start|>"}}))
+    change(tmp_path / "tokenizer_config.json", bos_token={"content": "<|im_start|>"})
     language = load_language(tmp_path)
     found = ChatFormat(language.template, language.tokenizer, language.marks).encode(asked(*CONVERSATION[:2]), [])
     theirs = AutoTokenizer.from_pretrained(tmp_path, bos_token="<|im_start|>")

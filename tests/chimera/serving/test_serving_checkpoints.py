@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from embedded_kit import change
 from message_kit import refused
 
 from chimera.config.sections.bundled import NANO
@@ -36,19 +37,14 @@ def test_weights_larger_than_memory_are_refused_before_they_are_read(serving_mod
 
 @pytest.mark.parametrize("settings_of_makers", [{"top_k": "many"}, {"temperature": -1}])
 def test_generation_settings_that_mean_nothing_are_refused(serving_model, tmp_path, settings_of_makers):
-    for file in serving_model().iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(serving_model(), tmp_path, dirs_exist_ok=True)
     (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": True, **settings_of_makers}))
     with refused(ConfigError, "generation_config.json", *settings_of_makers):
         load_checkpoint(str(tmp_path))
 
 
 def edit_config(**changes):
-    def edit(folder):
-        file = folder / "config.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-
-    return edit
+    return lambda folder: change(folder / "config.json", **changes)
 
 
 def remove(name):
@@ -63,15 +59,15 @@ def truncate(name):
     return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-100])
 
 
-def edit_weight(name, change):
-    """One tensor is another, or is missing where `change` is None."""
+def edit_weight(name, another):
+    """One tensor is another, or is missing where `another` is None."""
 
     def edit(folder):
         from safetensors.torch import load_file, save_file
 
         weights = load_file(folder / "model.safetensors")
         one = weights.pop(name)
-        save_file(weights | ({} if change is None else {name: change(one)}), folder / "model.safetensors")
+        save_file(weights | ({} if another is None else {name: another(one)}), folder / "model.safetensors")
 
     return edit
 
@@ -128,8 +124,7 @@ def edit_tokenizer_config(folder):
     ],
 )
 def test_a_folder_that_cannot_be_served_is_refused_with_the_reason(serving_model, tmp_path, break_it, message):
-    for file in serving_model().iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(serving_model(), tmp_path, dirs_exist_ok=True)
     load_checkpoint(str(tmp_path))
     break_it(tmp_path)
     with refused(ConfigError, message):
@@ -170,8 +165,7 @@ def test_the_bundled_model_loads_and_can_call_tools():
 
 
 def test_rope_theta_is_read_in_both_forms(serving_model, tmp_path):
-    for file in serving_model().iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(serving_model(), tmp_path, dirs_exist_ok=True)
     edit_config(rope_theta=None, rope_parameters={"rope_theta": 5e5, "rope_type": "default"})(tmp_path)
     assert load_checkpoint(str(tmp_path)).shape.rope_theta == 5e5
     edit_config(rope_theta=2e4, rope_parameters=None)(tmp_path)
@@ -181,8 +175,7 @@ def test_rope_theta_is_read_in_both_forms(serving_model, tmp_path):
 def test_weights_may_be_sharded(serving_model, tmp_path):
     from safetensors.torch import load_file, save_file
 
-    for file in serving_model().iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(serving_model(), tmp_path, dirs_exist_ok=True)
     whole = load_file(tmp_path / "model.safetensors")
     (tmp_path / "model.safetensors").unlink()
     names = list(whole)
@@ -193,11 +186,7 @@ def test_weights_may_be_sharded(serving_model, tmp_path):
 
 
 def edit_tokenizer(**changes):
-    def change(folder):
-        file = folder / "tokenizer.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-
-    return change
+    return lambda folder: change(folder / "tokenizer.json", **changes)
 
 
 BYTE_FALLBACK = {
@@ -218,12 +207,11 @@ BYTE_FALLBACK = {
         (edit_tokenizer(normalizer={"type": "Lowercase"}, pre_tokenizer=None), "tokenizer.json"),
         (edit_config(eos_token_id=0), ("'<|im_end|>'", "'<|im_start|>'", "generation_config.json")),
         (overwrite("chat_template.jinja", b"{{ raise_exception('no chat') }}"), ("chat template", "no chat")),
-        (overwrite("chat_template.jinja", b"{% if %}"), "chat template"),
+        (overwrite("chat_template.jinja", b"{% if %}"), "its chat template is broken"),
     ],
 )
 def test_a_model_that_is_misread_is_refused_before_anything_starts(serving_model, tmp_path, break_it, message):
-    for file in serving_model().iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(serving_model(), tmp_path, dirs_exist_ok=True)
     (tmp_path / "tokenizer_config.json").unlink()  # It names the end token too.
     assert check_checkpoint(str(tmp_path), "float32") == []
     break_it(tmp_path)

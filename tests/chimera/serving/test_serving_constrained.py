@@ -2,17 +2,17 @@
 
 import asyncio
 import json
+import shutil
 
 import pytest
+from embedded_kit import embedded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stream_kit import TOOL
 
 from agents.roles import ROLES
 from agents.visit.prompting import response_format, schema_format
-from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.serving.embedded.protocol import parse_request
-from chimera.serving.embedded.service import Service
 
 OTHER = {"type": "function", "function": {"name": "other_tool", "parameters": {"type": "object", "properties": {}}}}
 QUESTION = [{"role": "user", "content": "the rate?"}]
@@ -20,11 +20,8 @@ QUESTION = [{"role": "user", "content": "the rate?"}]
 
 @pytest.fixture(scope="module")
 def service(serving_model):
-    service = Service(
-        {"junior": ModelConfig(path=str(serving_model()))}, ServingConfig(slots=4, context_length=1200, answers=0)
-    )
-    yield service
-    service.close()
+    with embedded(serving_model(), slots=4, context_length=1200) as service:
+        yield service
 
 
 async def chat(service, **fields):
@@ -171,9 +168,7 @@ async def test_a_conversation_with_a_call_goes_on(service):
 @pytest.fixture(scope="module")
 def untaught(serving_model, tmp_path_factory):
     """A model whose vocabulary has no tags for calls and whose chat template knows no tools."""
-    folder = tmp_path_factory.mktemp("untaught")
-    for file in serving_model().iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
+    folder = shutil.copytree(serving_model(), tmp_path_factory.mktemp("untaught"), dirs_exist_ok=True)
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     tokenizer["added_tokens"] = [token for token in tokenizer["added_tokens"] if "tool" not in token["content"]]
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
@@ -181,9 +176,8 @@ def untaught(serving_model, tmp_path_factory):
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
-    service = Service({"junior": ModelConfig(path=str(folder))}, ServingConfig(slots=4, context_length=1200, answers=0))
-    yield service
-    service.close()
+    with embedded(folder, slots=4, context_length=1200) as service:
+        yield service
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])

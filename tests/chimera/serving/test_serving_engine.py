@@ -1,22 +1,23 @@
 """The engine and its cache bookkeeping, against Hugging Face and against their own definitions."""
 
 import asyncio
+import shutil
 import threading
 
 import numpy as np
 import psutil
 import pytest
 import torch
+from embedded_kit import embedded, log_probs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chimera.config.sections.models import ModelConfig, ServingConfig
+from chimera.config.sections.models import ModelConfig
 from chimera.serving.embedded.checkpoint import load_checkpoint
 from chimera.serving.embedded.decoding import batcher
 from chimera.serving.embedded.decoding.engine import Engine, cache_bytes_per_row
 from chimera.serving.embedded.decoding.rows import MIN_REUSE, RowTable
 from chimera.serving.embedded.protocol import parse_request
-from chimera.serving.embedded.service import Service
 
 VARIANTS = [{"tied": True, "kv_heads": 2}, {"tied": False, "kv_heads": 1}, {"tied": False, "kv_heads": 4}]
 
@@ -27,9 +28,8 @@ def pair(request, serving_model):
     from transformers import AutoModelForCausalLM
 
     folder = serving_model(**request.param)
-    service = Service({"junior": ModelConfig(path=str(folder))}, ServingConfig(slots=4, context_length=512, answers=0))
-    yield service, AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    service.close()
+    with embedded(folder, slots=4, context_length=512) as service:
+        yield service, AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 def ask(service, *bodies):
@@ -64,12 +64,8 @@ def test_log_probs_equal_transformers(pair):
     texts = ["the rate", "was lower " * 20, "the rate was higher", "was lower " * 19 + "not", "a", "b"]
     bodies = [{"messages": talk(text), "seed": 1, "max_tokens": 30, "top_logprobs": 3} for text in texts]
     for answer in ask(service, *bodies, *bodies):
-        prompt, generated = answer["prompt_token_ids"], answer["choices"][0]["token_ids"]
-        with torch.inference_mode():
-            logits = model(torch.tensor([prompt + generated])).logits[0, len(prompt) - 1 : -1]
-        expected = torch.log_softmax(logits, -1)
+        expected, chosen = log_probs(model, answer, answer["choices"][0])
         content = answer["choices"][0]["logprobs"]["content"]
-        chosen = expected.gather(1, torch.tensor(generated)[:, None])[:, 0]
         assert [one["logprob"] for one in content] == pytest.approx(chosen.tolist(), abs=1e-4)
         top = expected.topk(3).values
         assert np.array([[t["logprob"] for t in one["top_logprobs"]] for one in content]) == pytest.approx(
@@ -105,16 +101,12 @@ def test_an_idle_model_forgets_its_prefixes_and_answers_as_before(serving_model,
 
     monkeypatch.setattr(batcher, "release_memory", release_and_tell)
     monkeypatch.setattr(batcher, "IDLE_SECONDS", 0.01)
-    model = ModelConfig(path=str(serving_model()))
-    service = Service({"junior": model}, ServingConfig(slots=4, context_length=512, answers=0))
     body = {"messages": talk("0 1 2 " * 12), "temperature": 0, "max_tokens": 12}
-    try:
+    with embedded(serving_model(), slots=4, context_length=512) as service:
         before = ask(service, body)[0]
         assert rested.wait(60)
         monkeypatch.setattr(batcher, "IDLE_SECONDS", 600.0)
         after, again = ask(service, body)[0], ask(service, body)[0]
-    finally:
-        service.close()
     cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in (after, again)]
     assert cached == [0, after["usage"]["prompt_tokens"] - 1]
     assert before["choices"][0]["token_ids"] == after["choices"][0]["token_ids"] == again["choices"][0]["token_ids"]
@@ -150,47 +142,33 @@ def test_bfloat16_stays_near_float32_also_after_new_weights(serving_model):
     folder = serving_model(seed=5, tied=False)
     exact = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     models = {"junior": ModelConfig(path=str(folder), dtype="bfloat16"), "senior": ModelConfig(path=str(folder))}
-    service = Service(models, ServingConfig(slots=4, context_length=512, answers=0))
-    try:
+    with embedded(models, slots=4, context_length=512) as service:
         assert {one["id"]: one["dtype"] for one in service.describe()} == {"junior": "bfloat16", "senior": "float32"}
         texts = ["the rate", "was lower " * 20, "p=0.01 " * 35, "?"]
         answers = ask(service, *[{"messages": talk(text), "seed": 1, "max_tokens": 30} for text in texts])
         service.load_weights("junior", folder, "junior@2")
         assert service.describe()[0]["dtype"] == "bfloat16"
-    finally:
-        service.close()
     for answer in answers:
-        prompt, generated = answer["prompt_token_ids"], answer["choices"][0]["token_ids"]
-        with torch.inference_mode():
-            logits = exact(torch.tensor([prompt + generated])).logits[0, len(prompt) - 1 : -1]
-        expected = torch.log_softmax(logits, -1).gather(1, torch.tensor(generated)[:, None])[:, 0]
+        _, expected = log_probs(exact, answer, answer["choices"][0])
         told = torch.tensor([one["logprob"] for one in answer["choices"][0]["logprobs"]["content"]])
         assert 0 < (told - expected).abs().mean() < 0.05
         assert (told - expected).abs().max() < 0.3
 
 
 def test_requests_are_sampled_by_their_own_rules_and_otherwise_as_the_model_says(serving_model, tmp_path):
-    for file in serving_model().iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(serving_model(), tmp_path, dirs_exist_ok=True)
     (tmp_path / "generation_config.json").write_text('{"do_sample": true, "top_k": 1, "eos_token_id": 1}')
-    own, off = (
-        Service({"junior": ModelConfig(path=str(folder))}, ServingConfig(slots=2, answers=0))
-        for folder in (tmp_path, serving_model())
-    )
     body = {"messages": talk("the rate"), "seed": 3, "temperature": 1.5, "max_tokens": 30, "return_token_ids": True}
 
     def tokens(service, **fields):
         return ask(service, body | fields)[0]["choices"][0]["token_ids"]
 
-    try:
+    with embedded(tmp_path, slots=2) as own, embedded(serving_model(), slots=2) as off:
         greedy = tokens(off, temperature=0)
         assert tokens(own) == tokens(off, top_k=1) == tokens(off, min_p=1) == greedy
         assert tokens(own, top_k=0) == tokens(off) != greedy
         penalised = tokens(off, temperature=0, repetition_penalty=10)
         assert len(set(penalised)) > len(set(greedy))
-    finally:
-        own.close()
-        off.close()
 
 
 class Cache:

@@ -2,18 +2,18 @@
 
 import asyncio
 import json
+import shutil
 
 import pytest
 import torch
+from embedded_kit import change, embedded, log_probs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from agents.visit.prompting import schema_format
-from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.serving.embedded.grammar import Grammars, allowed_tokens, schema_grammar
 from chimera.serving.embedded.protocol import parse_request
-from chimera.serving.embedded.service import Service
 
 SENTENCES = [
     f"In the {name} analysis, the rate was {10 + number} per cent lower in the treated group (p=0.0{number})."
@@ -35,9 +35,8 @@ def tokenizer(folder):
 
 @pytest.fixture(scope="module")
 def service(folder):
-    service = Service({"junior": ModelConfig(path=str(folder))}, ServingConfig(slots=4, context_length=1200, answers=0))
-    yield service
-    service.close()
+    with embedded(folder, slots=4, context_length=1200) as service:
+        yield service
 
 
 @pytest.fixture(scope="module")
@@ -88,12 +87,9 @@ def test_log_probs_of_forced_tokens_are_the_models_own(service, plain_model):
     before = service.counters()["forced_tokens"]
     answer = ask(service, quoting(SENTENCES), logprobs=True, top_logprobs=2)
     forced = service.counters()["forced_tokens"] - before
-    prompt, choice = answer["prompt_token_ids"], answer["choices"][0]
-    ids = choice["token_ids"]
-    with torch.inference_mode():
-        expected = torch.log_softmax(plain_model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1], -1)
-    scored = choice["logprobs"]["content"]
-    chosen = expected.gather(1, torch.tensor(ids)[:, None])[:, 0]
+    choice = answer["choices"][0]
+    expected, chosen = log_probs(plain_model, answer, choice)
+    ids, scored = choice["token_ids"], choice["logprobs"]["content"]
     assert [one["logprob"] for one in scored] == pytest.approx(chosen.tolist(), abs=1e-4)
     best = [[top["logprob"] for top in one["top_logprobs"]] for one in scored]
     assert torch.tensor(best) == pytest.approx(expected.topk(2).values, abs=1e-4)
@@ -146,18 +142,11 @@ AWKWARD = ["the tag <|im_end|> ends a turn", "<tool_call> is a tag", "e\u0301 is
 @pytest.mark.parametrize("sentence", AWKWARD)
 def test_sentences_that_a_tokenizer_would_change_are_quoted_as_they_are(folder, tmp_path, sentence):
     """The bundled model's tokenizer writes Unicode in its composed form; every one reads control tokens in text."""
-    for file in folder.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    settings = json.loads((folder / "tokenizer.json").read_text())
-    (tmp_path / "tokenizer.json").write_text(json.dumps(settings | {"normalizer": {"type": "NFC"}}))
-    service = Service(
-        {"junior": ModelConfig(path=str(tmp_path))}, ServingConfig(slots=2, context_length=600, answers=0)
-    )
-    try:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    change(tmp_path / "tokenizer.json", normalizer={"type": "NFC"})
+    with embedded(tmp_path, slots=2, context_length=600) as service:
         choice = ask(service, quoting([sentence, SENTENCES[0]], most=2))["choices"][0]
         alone = ask(service, {"enum": [sentence]})["choices"][0]
-    finally:
-        service.close()
     assert set(json.loads(choice["message"]["content"])["evidence"]) <= {sentence, SENTENCES[0]}
     assert json.loads(alone["message"]["content"]) == sentence
 

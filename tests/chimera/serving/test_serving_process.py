@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import httpx
 import psutil
 import pytest
+from embedded_kit import change, embedded
 from message_kit import refused
 
 from agents.roles import ROLES
@@ -24,7 +25,6 @@ from agents.visit.prompting import opening, response_format, schema_format
 from chimera.config.sections.models import SLOTS, ModelConfig, ServingConfig
 from chimera.core.errors import ConfigError, ModelError
 from chimera.serving.client import HttpModel
-from chimera.serving.embedded.service import Service
 from chimera.serving.process import SERVER, ServerProcess, serve
 
 RUBRIC = ModelConfig(kind="rubric")
@@ -238,8 +238,7 @@ def test_the_server_ends_when_its_parent_is_killed(serving_model, tmp_path):
 
 
 def test_a_folder_that_cannot_be_served_is_a_configuration_error(serving_model, tmp_path):
-    for file in serving_model().iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(serving_model(), tmp_path, dirs_exist_ok=True)
     (tmp_path / "model.safetensors").write_bytes(b"broken")
     with (
         refused(ConfigError, "model.safetensors", "save the model again"),
@@ -345,18 +344,9 @@ main(sys.argv[1:])
     assert done.stdout.strip() == f"('AF_INET', {socket.IPPROTO_TCP})", done.stderr
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "serving", "message"),
-    [
-        ("chat_template.jinja", "{% if", {}, "its chat template is broken"),
-        ("config.json", None, {"slots": 4096, "context_length": 1_000_000}, ("GiB of cache", "lower serving.slots")),
-    ],
-)
-def test_a_model_that_cannot_be_served_is_one_sentence(serving_model, tmp_path, file, content, serving, message):
+def test_a_cache_that_memory_cannot_hold_is_one_sentence(serving_model, tmp_path):
     folder = shutil.copytree(serving_model(), tmp_path / "model")
-    if content is None:
-        settings = json.loads((folder / file).read_text())
-        content = json.dumps(settings | {"max_position_embeddings": 1_000_000})
-    (folder / file).write_text(content)
-    with refused(ConfigError, message):
-        Service({"junior": ModelConfig(path=str(folder))}, ServingConfig(**serving))
+    change(folder / "config.json", max_position_embeddings=1_000_000)
+    size = {"slots": 4096, "context_length": 1_000_000}
+    with refused(ConfigError, "GiB of cache", "lower serving.slots"), embedded(folder, **size):
+        pytest.fail("it was served")

@@ -268,8 +268,6 @@ def test_a_configuration_with_providers_is_written_and_read_back(tmp_path):
     assert config.models["refiner"].extra_body == {"a": {"b": 1}, "seed": None}
 
 
-# --- fields that a server does not take
-
 REFUSALS = {
     "openai": (
         {"message": "Unsupported parameter: 'seed' is not supported with this model.", "param": "seed", "code": "x"},

@@ -23,12 +23,12 @@ def sample(logits, temperature, top_p, uniform, allowed=None):
 def test_tokens_come_in_the_proportions_of_their_probabilities():
     logits = [0.3, -1.0, 2.0, 0.0]
     uniform = (np.arange(4000) + 0.5) / 4000
-    choice = sample([logits] * 4000, [0.7] * 4000, None, uniform)
+    tokens, log_probs = sample([logits] * 4000, [0.7] * 4000, None, uniform)
     expected = torch.softmax(torch.tensor(logits) / 0.7, -1)
-    counted = torch.bincount(choice.tokens, minlength=4) / 4000
+    counted = torch.bincount(tokens, minlength=4) / 4000
     assert counted.tolist() == pytest.approx(expected.tolist(), abs=1e-3)
-    assert choice.log_probs is not None
-    assert choice.log_probs[0].exp().tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+    assert log_probs is not None
+    assert log_probs[0].exp().tolist() == pytest.approx(expected.tolist(), abs=1e-5)
 
 
 @settings(max_examples=100, deadline=None)
@@ -41,8 +41,8 @@ def test_tokens_come_in_the_proportions_of_their_probabilities():
 )
 def test_sampling_respects_mask_and_nucleus(logits, top_p, uniform, temperature, data):
     allowed = data.draw(st.lists(st.booleans(), min_size=len(logits), max_size=len(logits)).filter(any))
-    choice = sample([logits] * 2, [temperature, 0.0], [top_p, top_p], [uniform] * 2, [allowed] * 2)
-    drawn, greedy = choice.tokens.tolist()
+    tokens, log_probs = sample([logits] * 2, [temperature, 0.0], [top_p, top_p], [uniform] * 2, [allowed] * 2)
+    drawn, greedy = tokens.tolist()
     assert allowed[drawn]
     assert allowed[greedy]
     best = max(value for value, ok in zip(logits, allowed, strict=True) if ok)
@@ -51,9 +51,9 @@ def test_sampling_respects_mask_and_nucleus(logits, top_p, uniform, temperature,
     probabilities = torch.softmax(masked / temperature, -1)
     more_likely = probabilities[probabilities > probabilities[drawn]].sum()
     assert float(more_likely) < top_p + 1e-5
-    assert choice.log_probs is not None
-    assert float(choice.log_probs[0, drawn]) > float("-inf")
-    assert float(choice.log_probs[1, greedy]) == 0.0
+    assert log_probs is not None
+    assert float(log_probs[0, drawn]) > float("-inf")
+    assert float(log_probs[1, greedy]) == 0.0
 
 
 def test_nucleus_keeps_the_smallest_sufficient_set():
@@ -73,13 +73,13 @@ def test_nucleus_keeps_the_smallest_sufficient_set():
 def test_a_drawn_token_is_among_the_likeliest(logits, top_k, min_p, uniform):
     one, none = torch.ones(1), torch.tensor([uniform], dtype=torch.float64)
     rules = {"top_k": torch.tensor([top_k]), "min_p": torch.tensor([min_p])}
-    choice = choose(torch.tensor([logits]), one, None, none, None, want_log_probs=True, **rules)
+    tokens, log_probs = choose(torch.tensor([logits]), one, None, none, None, want_log_probs=True, **rules)
     probabilities = torch.softmax(torch.tensor(logits), -1)
-    drawn = probabilities[choice.tokens[0]]
+    drawn = probabilities[tokens[0]]
     assert int((probabilities > drawn).sum()) < top_k
     assert float(drawn) >= min_p * float(probabilities.max()) - 1e-6
-    assert choice.log_probs is not None
-    assert float(choice.log_probs.exp().sum()) == pytest.approx(1, abs=1e-5)
+    assert log_probs is not None
+    assert float(log_probs.exp().sum()) == pytest.approx(1, abs=1e-5)
 
 
 def test_tokens_that_were_written_become_less_likely():

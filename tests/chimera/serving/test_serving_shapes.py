@@ -7,16 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from embedded_kit import change, embedded, log_probs
 from message_kit import refused
 from shape_kit import OTHERS, make_shape
 
-from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.core.errors import ConfigError
 from chimera.serving.embedded.checkpoint import load_checkpoint
 from chimera.serving.embedded.decoding.engine import Chunk, Engine, Singles
 from chimera.serving.embedded.decoding.matrices import BLOCK, Matrices
 from chimera.serving.embedded.protocol import parse_request
-from chimera.serving.embedded.service import Service
 
 
 @pytest.fixture(scope="module", params=OTHERS)
@@ -89,25 +88,18 @@ def test_a_whole_service_answers_with_the_log_probs_of_transformers(other):
         {"messages": [*talk, {"role": "user", "content": "yes"}], "response_format": form},
     ]
     base = {"model": "junior", "return_token_ids": True, "logprobs": True, "seed": 1, "max_tokens": 24}
-    service = Service(
-        {"junior": ModelConfig(path=str(other.folder))}, ServingConfig(slots=4, context_length=512, answers=0)
-    )
 
     async def ask():
         return await asyncio.gather(*[service.complete(parse_request(base | body)) for body in bodies])
 
-    try:
+    with embedded(other.folder, slots=4, context_length=512) as service:
         answers = asyncio.run(ask())
         service.load_weights("junior", other.folder)
         answers += asyncio.run(ask())
-    finally:
-        service.close()
     assert json.loads(answers[2]["choices"][0]["message"]["content"])["answer"] in ("yes", "no")
     for answer in answers:
         for choice in answer["choices"]:
-            prompt, tokens = answer["prompt_token_ids"], choice["token_ids"]
-            logits = logits_of(other.model, prompt + tokens)[len(prompt) - 1 : -1]
-            expected = torch.log_softmax(logits, -1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
+            _, expected = log_probs(other.model, answer, choice)
             told = [one["logprob"] for one in choice["logprobs"]["content"]]
             assert told == pytest.approx(expected.tolist(), abs=1e-4)
 
@@ -138,14 +130,6 @@ def test_a_prepared_matrix_gives_the_same_product(tokens):
     assert torch.equal(matrices.prepared(weight.float()), weight.float())
 
 
-def copied(folder, to, **changes):
-    for file in folder.iterdir():
-        (to / file.name).write_bytes(file.read_bytes())
-    config = json.loads((to / "config.json").read_text())
-    (to / "config.json").write_text(json.dumps(config | changes))
-    return to
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -161,7 +145,7 @@ def copied(folder, to, **changes):
     ],
 )
 def test_what_the_engine_does_not_compute_is_refused(serving_model, tmp_path, changes, message):
-    made = make_shape(tmp_path / "made", "llama", serving_model())
-    (tmp_path / "changed").mkdir()
+    folder = make_shape(tmp_path, "llama", serving_model())
+    change(folder / "config.json", **changes)
     with refused(ConfigError, message):
-        load_checkpoint(str(copied(made, tmp_path / "changed", **changes)))
+        load_checkpoint(str(folder))

@@ -4,38 +4,33 @@ import asyncio
 import json
 from contextlib import aclosing
 
-import httpx
 import pytest
+from embedded_kit import AUTHORIZATION, KEY, client_of, embedded
 from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionChunk
 from stream_kit import TOOL, added_up, as_added_up, events
 
 from agents.visit.prompting import schema_format
-from chimera.config.sections.models import ModelConfig, ServingConfig
+from chimera.config.sections.models import ModelConfig
 from chimera.serving.embedded.app import create_app
 from chimera.serving.embedded.dialogue.manners import OPEN
 from chimera.serving.embedded.protocol import parse_request
-from chimera.serving.embedded.service import Service
 from chimera.serving.embedded.streams.chunks import Chunks
 
-KEY = "right-key"
 LONG = schema_format("Long", {"type": "string", "minLength": 400, "maxLength": 500})
 
 
 @pytest.fixture(scope="module")
 def service(serving_model):
     models = {"junior": ModelConfig(path=str(serving_model(seed=0))), "board": ModelConfig(kind="rubric")}
-    service = Service(models, ServingConfig(slots=2, context_length=600, answers=8))
-    yield service
-    service.close()
+    with embedded(models, slots=2, context_length=600, answers=8) as service:
+        yield service
 
 
 @pytest.fixture
 async def client(service):
-    transport = httpx.ASGITransport(create_app(service, KEY), raise_app_exceptions=False)
-    headers = {"Authorization": f"Bearer {KEY}"}
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers) as client:
+    async with client_of(service) as client:
         yield client
 
 
@@ -155,7 +150,7 @@ async def test_a_caller_that_leaves_ends_its_stream(service):
             assert binding.running
             started.set()
 
-    headers = [(b"authorization", f"Bearer {KEY}".encode()), (b"host", b"127.0.0.1")]
+    headers = [(b"authorization", AUTHORIZATION["Authorization"].encode()), (b"host", b"127.0.0.1")]
     scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers, "query_string": b""}
     await create_app(service, KEY)(scope, receive, send)
     assert not binding.running

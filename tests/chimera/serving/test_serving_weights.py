@@ -2,16 +2,16 @@
 
 import asyncio
 import json
+import shutil
 
 import pytest
+from embedded_kit import embedded
 from message_kit import refused
 
 from agents.visit.prompting import schema_format
-from chimera.config.sections.models import ModelConfig, ServingConfig
+from chimera.config.sections.models import ModelConfig
 from chimera.serving.embedded.protocol import BadRequest, NotFound, parse_request
-from chimera.serving.embedded.service import Service
 
-CONTEXT = 1200
 QUESTION = [{"role": "user", "content": "the rate?"}]
 LONG = schema_format("Long", {"type": "string", "minLength": 400, "maxLength": 500})
 
@@ -23,9 +23,8 @@ def tokens_of(answer):
 @pytest.fixture
 def swapping(serving_model):
     one = ModelConfig(path=str(serving_model(seed=0)))
-    service = Service({"junior": one, "senior": one}, ServingConfig(slots=2, context_length=CONTEXT, answers=0))
-    yield service
-    service.close()
+    with embedded({"junior": one, "senior": one}, slots=2, context_length=1200) as service:
+        yield service
 
 
 async def complete(service, **fields):
@@ -89,8 +88,7 @@ async def test_a_change_returns_when_no_old_answer_can_come_any_more(swapping, s
 
 
 async def test_weights_of_another_model_are_refused_and_change_nothing(swapping, serving_model, tmp_path):
-    for file in serving_model().iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(serving_model(), tmp_path, dirs_exist_ok=True)
     tokenizer = json.loads((tmp_path / "tokenizer.json").read_text())
     tokenizer["added_tokens"][0]["content"] = "<|start|>"
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))

@@ -6,18 +6,17 @@ import os
 import shutil
 import subprocess
 import sys
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from message_kit import refused
-from vllm_kit import TABLE, ScriptedVllm, until
+from vllm_kit import learner, scripted_replicas, served_model, until
 
 from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.core.errors import ConfigError, ModelError
 from chimera.processes.programs import Program
-from chimera.serving.connections import Connections
 from chimera.serving.process import check_models
 from chimera.serving.sharing import share
 from chimera.serving.vllm.engine import arguments
@@ -38,39 +37,17 @@ ROUTES = [
 ASKED = {"model": "senior", "messages": [{"role": "user", "content": "q"}], "seed": 3}
 
 
-def learner(folder, tokens, dtype):
-    return json.loads((folder / TABLE).read_text())[: len(tokens) - 1]
-
-
 @pytest.fixture
 def model(serving_model, tmp_path):
     """Makes folders with a model and what a scripted server computes with it."""
-
-    def make(name, value, **options):
-        folder = shutil.copytree(serving_model(**options), tmp_path / name)
-        (folder / TABLE).write_text(json.dumps([value] * 80))
-        return folder
-
-    return make
+    return lambda name, value, **options: served_model(serving_model(**options), tmp_path / name, value)
 
 
 @asynccontextmanager
-async def fleet(first, tmp_path, count=2, dtype="float32", program=None, **options):
-    async with AsyncExitStack() as stack:
-        stack.callback(shutil.rmtree, tmp_path / "sockets", ignore_errors=True)
-        (tmp_path / "sockets").mkdir()
-        prepared = prepare(first, tmp_path / "served" / "0")
-        servers, replicas, changed = [], [], asyncio.Event()
-        for number in range(count):
-            server = ScriptedVllm(prepared, changed=changed, **options)
-            socket = tmp_path / "sockets" / str(number)
-            servers.append(await stack.enter_async_context(server.serve(socket)))
-            connections = Connections(str(socket))
-            stack.push_async_callback(connections.aclose)
-            name = f"vLLM server {number + 1} of senior"
-            own = program if number == 0 else None
-            on_cpu = server.device == "cpu"
-            replicas.append(Replica(name, "http://x", "a-key", connections, "weights", on_cpu, program=own))
+async def fleet(first, tmp_path, count=2, dtype="float32", program=None, device="cpu"):
+    prepared = prepare(first, tmp_path / "served" / "0")
+    async with scripted_replicas(prepared, tmp_path, count, device) as (servers, replicas):
+        replicas[0].program = program
         live = Loaded("base@0", first, prepared)
         yield ServedWeights("senior", replicas, live, dtype, tmp_path / "served", learner), servers
 
@@ -80,7 +57,7 @@ def text(answer):
 
 
 def test_a_call_goes_to_the_replica_with_the_fewest_answers_under_way():
-    replicas = [Replica(name, "", "", Connections(), "m", True, busy) for name, busy in (("a", 2), ("b", 1), ("c", 1))]
+    replicas = [Replica(name, "", "", busy=busy) for name, busy in (("a", 2), ("b", 1), ("c", 1))]
     assert least_busy(replicas).name == "b"
 
 

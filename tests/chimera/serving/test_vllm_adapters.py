@@ -6,8 +6,9 @@ import shutil
 from contextlib import asynccontextmanager
 
 import pytest
+from embedded_kit import change
 from message_kit import refused
-from vllm_kit import TABLE, add_adapter, scripted_replicas, until
+from vllm_kit import add_adapter, learner, scripted_replicas, served_model, until
 
 from chimera.core.errors import ConfigError, ModelError
 from chimera.data.tasks import load
@@ -22,17 +23,12 @@ ASKED = {"model": "senior", "messages": [{"role": "user", "content": "q"}]}
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 
-def learner(folder, tokens, dtype):
-    return json.loads((folder / TABLE).read_text())[: len(tokens) - 1]
-
-
 @pytest.fixture
 def model(serving_model, tmp_path):
     """Makes folders with merged weights; those with a `base` have the adapter, too."""
 
     def make(name, value, base=None):
-        folder = shutil.copytree(serving_model(), tmp_path / name)
-        (folder / TABLE).write_text(json.dumps([value] * 80))
+        folder = served_model(serving_model(), tmp_path / name, value)
         if base is not None:
             add_adapter(folder, base, value - learner(base, [0, 0], "")[0])
         return folder
@@ -196,14 +192,11 @@ def test_an_adapter_beside_weights_that_the_learner_rounded_is_not_written(
     import torch
 
     source = shutil.copytree(serving_model(), tmp_path / "source")
-    settings = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps(settings | {"dtype": saved}))
+    change(source / "config.json", dtype=saved)
     adapter = LoraAdapter(beside, {"r": 1}, {"a.lora_A.weight": torch.ones(1, 1)})
     write_model(tmp_path / "model", {"w": torch.ones(1)}, source, adapter)
     assert base_of(tmp_path / "model") == (source if written else None)
 
-
-# --- configuration
 
 VLLM = ["models.refiner.kind=vllm", "models.refiner.python=/vllm/bin/python", "data.size=400"]
 

@@ -26,7 +26,7 @@ from chimera.core.errors import ModelError, RunError
 from chimera.processes.programs import Program
 from chimera.serving.process import serve
 from chimera.serving.vllm.probe import learner_log_probs, probe_tokens
-from chimera.serving.vllm.replicas import ServerPlace, wait_for
+from chimera.serving.vllm.replicas import Replica, wait_for
 
 pytestmark = pytest.mark.whole
 
@@ -192,15 +192,15 @@ def test_servers_that_end_are_started_again_and_have_the_live_weights_before_the
 
 def test_a_server_that_does_not_start_is_an_error_with_its_own_words(tmp_path):
     program = Program("vLLM server 1 of senior", [write_python(tmp_path, "broken")], tmp_path / "log", dict(os.environ))
-    place = ServerPlace(program.name, "http://x", "", tmp_path / "socket", program)
+    server = Replica(program.name, "http://x", "", tmp_path / "socket", program)
     with refused(ModelError, "server 1", "senior", "exit code 1", "no CPU", lines=None):
-        asyncio.run(wait_for(place, time.monotonic() + 3600))
+        asyncio.run(wait_for(server, time.monotonic() + 3600))
 
 
 def test_a_server_that_does_not_answer_in_time_is_an_error_that_names_the_limit():
-    place = ServerPlace("the vLLM server of senior at http://127.0.0.1:9", "http://127.0.0.1:9", "")
+    server = Replica("the vLLM server of senior at http://127.0.0.1:9", "http://127.0.0.1:9", "")
     with refused(ModelError, "127.0.0.1:9", "models.*.start_timeout_s", lines=None):
-        asyncio.run(wait_for(place, time.monotonic()))
+        asyncio.run(wait_for(server, time.monotonic()))
 
 
 STARTS = """

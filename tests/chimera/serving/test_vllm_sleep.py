@@ -2,12 +2,11 @@
 
 import asyncio
 import json
-import shutil
 from contextlib import asynccontextmanager
 
 import pytest
 from message_kit import refused
-from vllm_kit import TABLE, scripted_replicas, until, write_python
+from vllm_kit import scripted_replicas, served_model, until, write_python
 
 from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.core.errors import ConfigError, ModelError
@@ -27,13 +26,12 @@ ON_GPU = {"kind": "vllm", "python": "/vllm/bin/python", "gpus": ["0"], "sleep": 
 @pytest.fixture
 def fleet(serving_model, tmp_path):
     """Two servers and the weights behind them."""
-    folder = shutil.copytree(serving_model(), tmp_path / "base")
-    (folder / TABLE).write_text(json.dumps([-1.0] * 80))
+    folder = served_model(serving_model(), tmp_path / "base", -1.0)
 
     @asynccontextmanager
     async def open_fleet():
         prepared = prepare(folder, tmp_path / "served" / "0")
-        async with scripted_replicas(prepared, tmp_path, 2, on_cpu=False) as (servers, replicas):
+        async with scripted_replicas(prepared, tmp_path, 2, "cuda") as (servers, replicas):
             live = Loaded("base@0", folder, prepared)
             yield ServedWeights("senior", replicas, live, "float32", tmp_path / "served"), servers
 
@@ -85,8 +83,7 @@ async def test_nothing_is_answered_by_servers_that_do_not_wake_up(fleet):
 
 @pytest.mark.whole
 def test_a_run_sends_only_those_servers_to_sleep_that_are_configured_so(serving_model, tmp_path):
-    folder = shutil.copytree(serving_model(), tmp_path / "model")
-    (folder / TABLE).write_text(json.dumps([-1.0] * 80))
+    folder = served_model(serving_model(), tmp_path / "model", -1.0)
     sleeper = {**ON_GPU, "path": str(folder), "python": write_python(tmp_path)}
     awake = {**sleeper, "sleep": False}
     models = {name: ModelConfig.model_validate(one) for name, one in {"senior": sleeper, "junior": awake}.items()}

@@ -25,9 +25,9 @@ from chimera.core.types import Brief
 from chimera.data.tasks import load
 from chimera.run.directory import Run
 from chimera.run.seals import seal
-from chimera.show.ask import cards, source_lines
+from chimera.show.ask import cards
 from chimera.show.card import Card, show
-from evaluation.conduct.grounds import Origins
+from evaluation.conduct.grounds import Origins, source_lines
 from training.configuration import load_config
 
 

@@ -1,11 +1,11 @@
 """A society that answers a person, step by step, and what a notebook shows of it."""
 
-import json
 import os
 import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
+from ask_kit import endpoints
 from rich.color import Color
 
 from agents.graph import build_graph
@@ -21,24 +21,11 @@ from chimera.show.card import Card
 from evaluation.conduct.live_society import Step, build_library, open_society
 from training.configuration import load_config
 
-KEYS = ("junior", "board", "principal", "judge")
-
 
 @pytest.fixture
 def config(scripted_openai):
-    settings = {"kind": "endpoint", "base_url": scripted_openai.url, "model": "scripted"}
-    models = [f"models.{key}.{name}={value}" for key in KEYS for name, value in settings.items()]
-    scripted_openai.hooks[:] = [quoting]
-    yield load_config(None, [*models, "data.size=20", "society.node_retries=0"])
     scripted_openai.hooks.clear()
-
-
-def quoting(request):
-    """Quote whole words of the first passage that a tool found."""
-    if request["messages"][-1]["role"] != "tool":
-        return None
-    text = json.loads(request["messages"][-1]["content"])["results"][0]["text"]
-    return {"evidence": [" ".join(text.split()[:8])], "comparison": "lower", "claim": "It works", "answer": "yes"}
+    return load_config(None, [*endpoints(scripted_openai.url), "society.node_retries=0"])
 
 
 async def test_a_person_is_answered_at_the_answering_temperature(config, scripted_openai):

@@ -72,7 +72,7 @@ def test_the_first_declaration_counts_also_when_the_run_is_continued_with_others
     with Run.create("run", config) as run:
         run.ledger("planned", phases=["gather"], families=config.evaluation.families)
         run.ledger("planned", phases=["gather"], families=OTHER.evaluation.families)
-        assert families.declared(run).families == DEFAULT
+        assert families.declared(run)["families"] == DEFAULT
         assert families.note(families.about(run, OTHER, {"all": 1})) is not None
 
 

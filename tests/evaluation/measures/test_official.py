@@ -96,18 +96,12 @@ def test_the_sentence_counts_what_is_missing_and_does_not_list_all():
     assert "--resume" in text
 
 
-def test_of_several_repeats_the_first_counts():
+@pytest.mark.parametrize(("once", "found"), [(["no", "no"], ["no", "no"]), ([None, "no"], ["yes", "no"])])
+def test_of_several_repeats_the_first_that_decided_counts(once: list[Label | None], found: list[Label]):
     plan = plan_of(["yes", "no"], repeats=2)
-    first, second = answers_of(plan, ["no", "no"]), answers_of(plan, ["yes", "maybe"], repeat=1)
+    first, second = answers_of(plan, once), answers_of(plan, ["yes", "maybe"], repeat=1)
     both = StageAnswers(STAGE, first.records + second.records, first.places + second.places)
-    assert list(predictions(plan, both).values()) == ["no", "no"]
-
-
-def test_where_the_first_repeat_failed_the_next_that_decided_counts():
-    plan = plan_of(["yes", "no"], repeats=2)
-    first, second = answers_of(plan, [None, "no"]), answers_of(plan, ["yes", "maybe"], repeat=1)
-    both = StageAnswers(STAGE, first.records + second.records, first.places + second.places)
-    assert list(predictions(plan, both).values()) == ["yes", "no"]
+    assert list(predictions(plan, both).values()) == found
 
 
 def test_a_file_is_replaced_as_a_whole_and_a_wrong_place_is_named(tmp_path: Path):

@@ -9,15 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.image import imread
 from matplotlib.text import Text
+from record_kit import answered
 
 from chimera.config.tree import Config
-from chimera.core.types import DECISION_OF_LABEL
 from chimera.run.directory import Run
 from chimera.run.policies import WENT_LIVE, Policy
 from evaluation.measures.comparison import adjust, compare
 from evaluation.measures.metrics import stage_metrics
 from evaluation.measures.statistics import Mean
-from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import BaselineAnswer, Place, Plan, PlannedTask, Stage, StageAnswers, Study
 from evaluation.report.plots import training as plots_training
 from evaluation.report.plots.bandit import reliability
@@ -34,22 +33,9 @@ REWARDS = {"base": 1.0, "ppo": 1.25, "bandit": 1.75}
 
 
 def record(stage, number, task, reward, answer):
-    return RolloutRecord(
-        rollout_id=f"{stage}-{number}",
-        task_id=task.id,
-        source="generated",
-        level=None,
-        phase=f"gate-{stage}",
-        repeat=0,
-        seed=0,
-        status="succeeded" if answer else "failed",
-        error=None if answer else "no JSON",
-        label=task.label,
-        answer=answer,
-        decision=None if answer is None else DECISION_OF_LABEL[answer],
-        reward=reward if answer else None,
-        counts={"model_calls": 3, "prompt_tokens": 900, "completion_tokens": 100},
-    )
+    counts = {"model_calls": 3, "prompt_tokens": 900, "completion_tokens": 100}
+    changes = {"phase": f"gate-{stage}", "label": task.label, "counts": counts}
+    return answered(f"{stage}-{number}", task.id, answer, reward, **changes)
 
 
 def answers_of(name, kind="sequence"):

@@ -10,10 +10,11 @@ from statistics import fmean
 
 import numpy as np
 import pytest
-from report_kit import DECISIONS, FAILURE, LABEL_OF, LABELS, MAJORITY, PLAN, STAGES, VETO, Reader, make_record, printed
+from report_kit import DECISIONS, FAILURE, LABEL_OF, LABELS, MAJORITY, PLAN, STAGES, VETO, make_record, printed
 from scipy import stats
 from sklearn.metrics import f1_score
 from statsmodels.stats.multitest import multipletests
+from web_kit import Page
 
 from chimera.data.generated.review import generate as review
 from chimera.run.directory import Run
@@ -185,7 +186,7 @@ def test_a_stage_whose_rollouts_all_failed_is_not_zero_per_cent_right(study, run
     assert " 0.0 % right" not in markdown(report) + page(report, {})
     (line,) = [line for line in printed(report).splitlines() if "society sft" in line]
     assert line.replace("│", " ").split()[:4] == ["society", "sft", "–", "–"]
-    read = Reader(page(report, {}))
+    read = Page(page(report, {}))
     assert {link.removeprefix("#") for link in read.links if link.startswith("#")} <= set(read.ids)
     assert impossible(report) == []
 
@@ -456,7 +457,7 @@ def test_with_repeats_tasks_are_what_is_counted(run, tmp_path):
     assert sum(sum(row.values()) for row in report["outcomes"]["sft"]["confusion"].values()) == 24
     assert report["comparisons"]["base:sft"]["alignment"]["test"] == "exchange test"
     assert unlike(report, study, tmp_path) == []
-    read = Reader(page(report, {}))
+    read = Page(page(report, {}))
     assert {link.removeprefix("#") for link in read.links if link.startswith("#")} <= set(read.ids)
 
 

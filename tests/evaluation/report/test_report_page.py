@@ -3,7 +3,7 @@
 import re
 from dataclasses import asdict
 
-from report_kit import Reader
+from web_kit import Page
 
 from evaluation.report.content import page
 from evaluation.report.content import text as markdown
@@ -15,10 +15,8 @@ SVG = '<?xml version="1.0"?>\n<!DOCTYPE svg>\n<svg width="9pt" viewBox="0 0 9 9"
 
 def test_the_page_needs_nothing_else_and_all_its_links_lead_somewhere(report):
     report["plots"].append(asdict(Plot("drawn", "Drawn", {"svg": "drawn.svg"}, "how to read it")))
-    read = Reader(page(report, {"drawn": SVG}))
-    assert read.open == []
+    read = Page(page(report, {"drawn": SVG}))
     assert len(read.ids) == len(set(read.ids))
-    assert read.loads == []
     assert "link" not in read.tags
     assert {link.removeprefix("#") for link in read.links if link.startswith("#")} <= set(read.ids)
     pages = {f"rollouts/{row['id']}.html" for found in report["outcomes"].values() for row in found["rollouts"]}
@@ -42,7 +40,7 @@ def test_what_models_wrote_is_text_in_page_and_markdown(report):
     text = page(report, {})
     assert "<script>alert" not in text
     assert "&lt;script&gt;alert" in text
-    assert Reader(text).tags.count("script") == 1
+    assert Page(text).tags.count("script") == 1
     lines = markdown(report)
     assert "<script" not in lines.replace("\\<script", "")
     assert "| [a](" not in lines
@@ -76,6 +74,6 @@ def test_a_plot_that_is_missing_leaves_its_reason(report):
         assert "there are no metrics" in text
 
 
-def test_a_drawing_keeps_to_itself():
-    assert inlined(SVG, "x") == '<svg viewBox="0 0 9 9"><g id="x-a"/><use href="#x-a"/></svg>'
-    assert inlined(None, "x") == ""
+def test_a_drawing_is_as_wide_as_the_page_allows():
+    assert inlined(SVG) == '<svg viewBox="0 0 9 9"><g id="a"/><use href="#a"/></svg>'
+    assert inlined(None) == ""

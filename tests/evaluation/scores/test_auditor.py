@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from message_kit import GOUT
 from record_kit import answered
+from test_judge import ScriptedJudge
 
 from agents.schemas import ExperimentProtocol, FinalDecision, Hypothesis
 from agents.visit.prompting import payload_of
 from chimera.core.errors import ModelError, UnreachableError
 from chimera.core.types import Brief
 from chimera.rubric.grader import grade
-from chimera.serving.client import Completion
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.scores.auditor import Auditor, work_of
 from evaluation.scores.canaries import CANARIES, canaries, canaries_of
@@ -58,21 +58,6 @@ FAILED = record_of(
 )
 
 
-class Model:
-    """Answers with `script`, then for ever with what `answer` gives for the payload."""
-
-    def __init__(self, *script: str | Exception) -> None:
-        self.script = list(script)
-        self.asked: list[tuple[str, list[Any], Any]] = []
-
-    async def complete(self, key, messages, *, tools=(), response_format=None, seed=None):
-        self.asked.append((key, list(messages), response_format))
-        item = self.script.pop(0) if self.script else json.dumps(grade("Judgement", payload_of(messages)))
-        if isinstance(item, Exception):
-            raise item
-        return Completion({"role": "assistant", "content": item}, item, (), "stop", 0, 0, "r", None)
-
-
 async def test_the_checklist_audits_what_is_recorded():
     judged = await Auditor.of_checklist().audit(RECORDS[1])
     assert (judged.subject, judged.judge, judged.model, judged.error) == ("ro-1", "auditor", "checklist", None)
@@ -81,10 +66,11 @@ async def test_the_checklist_audits_what_is_recorded():
 
 
 async def test_a_model_audits_with_the_judges_prompt_and_material():
-    model = Model()
+    model = ScriptedJudge()
     judged = await Auditor.of_model(model, "strong-1").audit(RECORDS[0])
-    key, messages, form = model.asked[0]
-    assert (key, judged.judge, judged.model) == ("auditor", "auditor", "strong-1")
+    asked = model.asked[0]
+    messages = asked["messages"]
+    assert (asked["key"], judged.judge, judged.model) == ("auditor", "auditor", "strong-1")
     assert messages[0] == {"role": "system", "content": PROMPT}
     outputs = RECORDS[0].outputs
     assert payload_of(messages) == {
@@ -96,28 +82,28 @@ async def test_a_model_audits_with_the_judges_prompt_and_material():
         "rationale": "the evidence supports it",
         "goal": outputs["research_goal"],
     }
-    assert form["json_schema"]["name"] == "Judgement"
+    assert asked["format"]["json_schema"]["name"] == "Judgement"
     assert judged.scores == grade("Judgement", payload_of(messages))
 
 
 async def test_an_unreadable_audit_is_asked_once_more_and_then_missing():
-    model = Model("no", "no")
+    model = ScriptedJudge(["no", "no"])
     judged = await Auditor.of_model(model, "m").audit(RECORDS[0])
     assert judged.scores == dict.fromkeys(CRITERIA)
     assert "even after one repair" in str(judged.error)
     assert len(model.asked) == 2
-    again = await Auditor.of_model(Model("no"), "m").audit(RECORDS[0])
+    again = await Auditor.of_model(ScriptedJudge(["no"]), "m").audit(RECORDS[0])
     assert again.error is None
 
 
 async def test_a_dead_model_leaves_the_scores_missing():
-    judged = await Auditor.of_model(Model(ModelError("gone")), "m").audit(RECORDS[0])
+    judged = await Auditor.of_model(ScriptedJudge([ModelError("gone")]), "m").audit(RECORDS[0])
     assert judged.scores == dict.fromkeys(CRITERIA)
     assert "gone" in str(judged.error)
 
 
 async def test_a_failed_rollout_has_nothing_to_audit():
-    model = Model()
+    model = ScriptedJudge()
     for auditor in (Auditor.of_checklist(), Auditor.of_model(model, "m")):
         judged = await auditor.audit(FAILED)
         assert judged.scores == dict.fromkeys(CRITERIA)
@@ -126,10 +112,10 @@ async def test_a_failed_rollout_has_nothing_to_audit():
 
 
 async def test_trainings_judge_is_asked_under_its_own_name():
-    model = Model()
+    model = ScriptedJudge()
     judged = await Auditor.of_training(model, "judge", "rubric").score("ro-0/empty", work_of(RECORDS[0]))
     assert (judged.subject, judged.judge, judged.model) == ("ro-0/empty", "judge", "rubric")
-    assert model.asked[0][0] == "judge"
+    assert model.asked[0]["key"] == "judge"
 
 
 def test_every_canary_could_have_been_written_by_the_society():
@@ -191,7 +177,7 @@ def test_the_same_records_in_any_order_give_the_same_canaries():
 @pytest.mark.parametrize("name", CANARIES)
 async def test_neither_shipped_judge_likes_a_canary(name: str):
     criteria = CANARIES[name].criteria
-    for auditor in (Auditor.of_checklist(), Auditor.of_training(Model(), "judge", "rubric")):
+    for auditor in (Auditor.of_checklist(), Auditor.of_training(ScriptedJudge(), "judge", "rubric")):
         for record, other in zip(RECORDS, RECORDS[1:] + RECORDS[:1], strict=True):
             canary = canaries(work_of(record), work_of(other))[name]
             given = (await auditor.score("x", canary)).scores
@@ -207,9 +193,9 @@ def test_no_label_is_in_what_a_judge_sees():
 
 async def test_a_judge_that_cannot_be_reached_has_not_judged_but_leaves_a_rollout_without_scores():
     with pytest.raises(UnreachableError):
-        await Auditor.of_model(Model(UnreachableError("nobody is there")), "other").audit(RECORDS[0])
+        await Auditor.of_model(ScriptedJudge([UnreachableError("nobody is there")]), "other").audit(RECORDS[0])
     outputs = RECORDS[0].outputs
     state = {**outputs, "messages": {}}
-    judge = Judge(Model(UnreachableError("nobody is there")), "judge")
+    judge = Judge(ScriptedJudge([UnreachableError("nobody is there")]), "judge")
     found = await judge.evaluate(state, Brief("t0", "Does it?", ()))
     assert found == {"scores": dict.fromkeys(CRITERIA), "error": "the judge's model failed: nobody is there"}

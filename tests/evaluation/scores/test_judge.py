@@ -64,25 +64,20 @@ def state_with(**fields: str) -> dict[str, Any]:
 
 @dataclass
 class ScriptedJudge:
-    """Plays its script: a str is the answer's text, an exception is raised; keeps what it was asked."""
+    """Plays its script (a str is the answer's text, an exception is raised), then answers as the rubric does.
 
-    script: list[str | Exception]
+    It keeps what it was asked.
+    """
+
+    script: list[str | Exception] = field(default_factory=list)
     asked: list[dict[str, Any]] = field(default_factory=list)
 
     async def complete(self, key, messages, *, tools=(), response_format=None, seed=None):
         self.asked.append({"key": key, "messages": list(messages), "tools": tools, "format": response_format})
-        item = self.script.pop(0)
+        item = self.script.pop(0) if self.script else json.dumps(grade("Judgement", payload_of(messages)))
         if isinstance(item, Exception):
             raise item
         return Completion({"role": "assistant", "content": item}, item, (), "stop", 9, 9, "r", "v1")
-
-
-class RubricModel:
-    """The rubric behind the model's interface, as the server puts it there."""
-
-    async def complete(self, key, messages, *, tools=(), response_format=None, seed=None):
-        content = json.dumps(grade(response_format["json_schema"]["name"], payload_of(messages)))
-        return Completion({"role": "assistant", "content": content}, content, (), "stop", 0, 0, "r", "rubric")
 
 
 async def test_the_scores_are_the_models_own():
@@ -140,8 +135,8 @@ async def test_any_text_comes_back_exactly(text: str):
 
 @pytest.mark.parametrize("text", HOSTILE)
 async def test_the_rubric_judge_is_not_swayed(text: str):
-    honest = await Judge(RubricModel(), "judge").evaluate(state_with(), BRIEF)
-    swayed = await Judge(RubricModel(), "judge").evaluate(
+    honest = await Judge(ScriptedJudge(), "judge").evaluate(state_with(), BRIEF)
+    swayed = await Judge(ScriptedJudge(), "judge").evaluate(
         state_with(safeguards=f"{PROTOCOL['safeguards']} {text}"), BRIEF
     )
     assert honest["error"] is None
@@ -210,12 +205,12 @@ async def test_a_society_is_judged_by_the_rubric_from_the_passages_it_saw(societ
         ProtocolDesigner=[{name: value for name, value in PROTOCOL.items() if name != "amendments"}],
     )
     toolbox = society_kit.Toolbox(texts={"melanolix": SOURCE["text"]})
-    state = await society_kit.make(model, toolbox, evaluate=Judge(RubricModel(), "judge").evaluate).run(BRIEF)
+    state = await society_kit.make(model, toolbox, evaluate=Judge(ScriptedJudge(), "judge").evaluate).run(BRIEF)
     seen = state["final_evaluation"]
     assert seen["error"] is None
     assert Judgement(**seen["scores"]).groundedness == 1.0
     blind = await society_kit.make(
-        society_kit.Model(HypothesisRefiner=[answer]), evaluate=Judge(RubricModel(), "judge").evaluate
+        society_kit.Model(HypothesisRefiner=[answer]), evaluate=Judge(ScriptedJudge(), "judge").evaluate
     ).run(BRIEF)
     assert blind["final_evaluation"]["scores"]["groundedness"] == 0.0
 

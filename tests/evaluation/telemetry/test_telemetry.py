@@ -5,18 +5,18 @@ import json
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from message_kit import refused
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from record_kit import answered
+from web_kit import answering
 
 from chimera.config.sections.telemetry import TelemetryConfig
 from chimera.core.errors import ConfigError
 from chimera.run.directory import Run
 from evaluation.records.rollouts import RolloutRecord
-from evaluation.rollout.make import keep
+from evaluation.rollout.crew import keep
 from evaluation.telemetry import sender as sender_module
 from evaluation.telemetry.sender import Sender, headers_of, telemetry, traces_address
 from evaluation.traces import spans
@@ -78,50 +78,29 @@ class Receiver:
     """A collector: keeps the spans of every request that it takes, and its headers."""
 
     def __init__(self, status=200, location=None, patience=None):
+        self.status, self.location, self.patience = status, location, patience
         self.spans, self.headers, self.resources, self.requests = [], [], [], 0
-        receiver = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self):
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                receiver.requests += 1
-                if patience is not None:
-                    patience.wait()
-                receiver.headers.append(dict(self.headers))
-                if status == 200:
-                    assert self.path == "/v1/traces"
-                    assert self.headers["Content-Type"] == "application/x-protobuf"
-                    found = ExportTraceServiceRequest.FromString(gzip.decompress(body))
-                    for one in found.resource_spans:
-                        receiver.resources.append(
-                            {item.key: item.value.string_value for item in one.resource.attributes}
-                        )
-                        receiver.spans += [span for scope in one.scope_spans for span in scope.spans]
-                self.send_response(status)
-                if location:
-                    self.send_header("Location", location)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, *_):
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.address = f"http://127.0.0.1:{self.server.server_port}"
+    def answer(self, path, headers, body):
+        self.requests += 1
+        if self.patience is not None:
+            self.patience.wait()
+        self.headers.append(dict(headers))
+        if self.status == 200:
+            assert path == "/v1/traces"
+            assert headers["Content-Type"] == "application/x-protobuf"
+            for one in ExportTraceServiceRequest.FromString(gzip.decompress(body)).resource_spans:
+                self.resources.append({item.key: item.value.string_value for item in one.resource.attributes})
+                self.spans += [span for scope in one.scope_spans for span in scope.spans]
+        # A connection that stays open would keep a thread, and threads are counted below.
+        return self.status, {"connection": "close"} | ({"location": self.location} if self.location else {}), b""
 
 
 @contextmanager
 def receiving(**how):
     receiver = Receiver(**how)
-    thread = threading.Thread(target=receiver.server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with answering(receiver.answer) as receiver.address:
         yield receiver
-    finally:
-        receiver.server.shutdown()
-        receiver.server.server_close()
-        thread.join()
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,7 @@ from evaluation.traces.tree import tree
 
 ASKED = "HypothesisRefiner-1-1-1"
 EVIL = "<script>alert(1)</script>"
+OBJECTIVE = Objective(0.25, 0.5, 1.0, 0.125, 0.2, 0.28, 3.0)
 
 
 def line(response_id, texts, *, kind="branch", rollout="ro-1", asked=ASKED):
@@ -27,7 +28,9 @@ def line(response_id, texts, *, kind="branch", rollout="ro-1", asked=ASKED):
 
 def token_record(response_id, worth, advantage):
     columns = [1.0, 1.0], [advantage, advantage], [-0.1, -0.2]
-    return TokenRecord("ro-1", response_id, "HypothesisRefiner", 1, 1, 1, worth, "refiner@ppo-0", *columns)
+    return TokenRecord(
+        "ro-1", response_id, "HypothesisRefiner", 1, 1, 1, worth, "refiner@ppo-0", *columns, objective=OBJECTIVE
+    )
 
 
 @pytest.fixture
@@ -74,10 +77,9 @@ def test_each_token_of_a_branch_is_followed_from_the_reward_to_the_gradient(run)
     chances = {"r1/0": [0.9, 0.5], "r1/1": [0.8, 0.8]}
     pulls = {name: [0.5 * (1 - p) for p in of_call] for name, of_call in chances.items()}
     whole = sum(map(sum, pulls.values())) / 4
-    objective = Objective(0.25, 0.5, whole, 0.125, 0.2, 0.28, 3.0)
     records = [
         replace(token_record(name, worth, advantage), old_log_probs=[math.log(p) for p in chances[name]],
-                objective=objective, parts={"alignment": worth}, new_log_probs=after)
+                objective=replace(OBJECTIVE, gradient=whole), parts={"alignment": worth}, new_log_probs=after)
         for name, worth, advantage, after in (("r1/0", 1.0, 0.5, [math.log(0.99), math.log(0.75)]),
                                               ("r1/1", 0.0, -0.5, None))
     ]  # fmt: skip

@@ -5,13 +5,13 @@ import json
 import re
 from dataclasses import asdict, replace
 from html import unescape
-from html.parser import HTMLParser
 from io import StringIO
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from web_kit import Page
 
 from agents.visit.record import ModelCall, ToolUse
 from chimera.show import terminal
@@ -19,7 +19,7 @@ from evaluation.records.rollouts import RolloutRecord
 from evaluation.traces.conversation import LearnedTokens, conversation, page
 from evaluation.traces.spans import RAW, Position, exchange_span, operation_span, outcome_span
 from evaluation.traces.text import gist, tool_texts
-from evaluation.traces.token_records import TokenRecord
+from evaluation.traces.token_records import Objective, TokenRecord
 from evaluation.traces.token_texts import load_tokenizer, token_texts
 from evaluation.traces.tree import tree
 
@@ -136,8 +136,9 @@ def revised():
 def learned(response_id="ProtocolDesigner-1-1-1", advantages=(0.5, -1.0, 0.0)):
     chances = [-0.1, -6.0, -0.0]
     return TokenRecord(
-        "ro-1", response_id, "ProtocolDesigner", 1, 1, 1, 0.75, "v1", [1.0, 1.0, 0.0], list(advantages), chances
-    )
+        "ro-1", response_id, "ProtocolDesigner", 1, 1, 1, 0.75, "v1", [1.0, 1.0, 0.0], list(advantages), chances,
+        objective=Objective(0.5, 1.0, 1.0, 4.0, 0.2, 0.28, 3.0),
+    )  # fmt: skip
 
 
 def test_visits_come_in_the_order_in_which_they_began_with_what_was_asked_and_told():
@@ -318,39 +319,17 @@ def test_an_answer_in_a_few_words(answer, short):
     assert gist(answer) == short
 
 
-class Reader(HTMLParser):
-    """Which tags, addresses and texts a page has; tags must be closed in order."""
-
-    VOID = ("meta", "br", "link", "img", "input")
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.open, self.addresses, self.spans = [], [], [], []
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.addresses += [value for name, value in attrs if name in ("src", "href", "action")]
-        if tag == "span":
-            self.spans.append(dict(attrs))
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-
 def test_the_page_is_self_contained_and_shows_each_token():
     pieces = {"ProtocolDesigner-1-1-1": ["a", "<b>", "c"]}
     text = page(tree(record(), revised(), [learned()]), run="mine", learned=LearnedTokens(pieces))
-    read = Reader(text)
-    assert all(one.startswith("#visit-") for one in read.addresses)
+    read = Page(text)
+    assert all(one.startswith("#visit-") for one in read.links)
     assert "url(" not in text
     assert {"script", "link", "img", "b&gt;"}.isdisjoint(read.tags)
-    tokens = [span for span in read.spans if "advantage" in span.get("title", "")]
+    tokens = [span for tag, span in read.elements if tag == "span" and "advantage" in span.get("title", "")]
     assert [span["class"] for span in tokens] == ["up a2 s0", "down a5 s5", "level off a0 s0"]
-    assert "log-probability -6.0000, mask 1, token 8" in tokens[1]["title"]
+    shares = "50.000 % of the loss, 49.876 % of the gradient"
+    assert f"log-probability -6.0000, {shares}, mask 1, token 8" in tokens[1]["title"]
     assert "&lt;b&gt;" in text
     assert "advantages from -1.000 to +0.500" in text
     assert "had no peer to be compared with" in text  # the designer's other calls, which have no record
@@ -364,7 +343,7 @@ def test_a_page_without_token_records_says_so():
     assert "which is of phase gather" in text
     assert "A note." in text
     assert "advantage" not in text
-    Reader(text)
+    Page(text)
 
 
 def test_what_models_and_tools_wrote_is_data():
@@ -377,7 +356,7 @@ def test_what_models_and_tools_wrote_is_data():
     token = replace(learned("ProtocolDesigner-1-1-2"), policy=EVIL)
     made = tree(record(outputs=outputs, error=EVIL, status="failed"), story.end(), [token])
     text = page(made, run=EVIL, learned=LearnedTokens({"ProtocolDesigner-1-1-2": [EVIL, "", "x"]}))
-    assert "script" not in Reader(text).tags
+    assert "script" not in Page(text).tags
     assert "<script" not in text
     assert "{{ 7*7 }}" in text
 
@@ -394,7 +373,7 @@ def test_a_rollout_that_left_nothing_has_a_page_too():
         seconds=None,
     )
     text = page(tree(failed, []), run="mine")
-    Reader(text)
+    Page(text)
     for wanted in (
         "Task t-1",
         "out of time",

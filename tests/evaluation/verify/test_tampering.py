@@ -11,27 +11,27 @@ from tampering_kit import (
     REPORT,
     answered,
     appended,
+    changed_lines,
     compact,
-    event_lines,
     everywhere,
     lines,
     read,
     rebuild,
     recorded,
-    records,
     removed,
     replace,
-    replan,
+    replaced,
     report,
     reported,
     rollouts,
-    set_in,
+    scored,
     side,
     stages,
     tasks,
     told,
     trace,
     trace_of,
+    updated,
 )
 
 from chimera.config.sections.models import SLOTS
@@ -136,32 +136,46 @@ def drawn(folder):
     return next((folder / "report/plots").glob("*.svg")).relative_to(folder).as_posix()
 
 
+def baselines(folder):
+    return side(folder, "baselines")
+
+
 def weights(folder):
     return min(file for file in (folder / "models").rglob("*") if file.is_file()).relative_to(folder).as_posix()
 
 
+ROLLOUTS = "rollouts/eval-val-base-at-0.3.jsonl"
 PLAIN = {
     "ledger: an entry was removed": (
-        event_lines(lambda given: given[:2] + given[3:]),
+        changed_lines("ledger.jsonl", lambda given: given[:2] + given[3:]),
         "ledger.jsonl:3 does not follow",
     ),
-    "ledger: the first entry was removed": (event_lines(lambda given: given[1:]), "ledger.jsonl:1 does not follow"),
-    "ledger: the last entry was removed": (event_lines(lambda given: given[:-1]), "report/index.html is a file that"),
+    "ledger: the first entry was removed": (
+        changed_lines("ledger.jsonl", lambda given: given[1:]),
+        "ledger.jsonl:1 does not follow",
+    ),
+    "ledger: the last entry was removed": (
+        changed_lines("ledger.jsonl", lambda given: given[:-1]),
+        "report/index.html is a file that",
+    ),
     "ledger: two entries were swapped": (
-        event_lines(lambda given: [given[0], given[2], given[1], *given[3:]]),
+        changed_lines("ledger.jsonl", lambda given: [given[0], given[2], given[1], *given[3:]]),
         "ledger.jsonl:2 does not follow",
     ),
     "ledger: an entry was repeated": (
-        event_lines(lambda given: [*given, given[-1]]),
+        changed_lines("ledger.jsonl", lambda given: [*given, given[-1]]),
         "does not follow the line before",
     ),
-    "ledger: an entry was put in": (event_lines(lambda given: [*given, '{"event":"planned"}']), "has no hash"),
+    "ledger: an entry was put in": (
+        changed_lines("ledger.jsonl", lambda given: [*given, '{"event":"planned"}']),
+        "has no hash",
+    ),
     "ledger: a version was changed": (
-        lambda folder: replace(folder, "ledger.jsonl", "Supervisor@bandit", "supervisor@better"),
+        replaced("ledger.jsonl", "Supervisor@bandit", "supervisor@better"),
         "ledger.jsonl:3 was changed",
     ),
     "ledger: what was rolled back went live": (
-        lambda folder: replace(folder, "ledger.jsonl", "rolled_back", "went_live"),
+        replaced("ledger.jsonl", "rolled_back", "went_live"),
         "ledger.jsonl:5 was changed",
     ),
     "ledger: the last entry has the hash of a changed page": (
@@ -169,27 +183,21 @@ PLAIN = {
         "was changed: its hash is not that of what it says",
     ),
     "ledger: gone": (removed("ledger.jsonl"), "ledger.jsonl is missing"),
-    "rollouts: a decision was changed": (
-        recorded("decision", to="UNDECIDED"),
-        "rollouts/eval-val-base-at-0.3.jsonl was changed",
-    ),
-    "rollouts: a line was removed": (
-        lambda folder: lines(folder, rollouts(folder), lambda given: given[1:]),
-        "rollouts/eval-val-base-at-0.3.jsonl was changed",
-    ),
+    "rollouts: a decision was changed": (recorded("decision", to="UNDECIDED"), f"{ROLLOUTS} was changed"),
+    "rollouts: a line was removed": (changed_lines(rollouts, lambda given: given[1:]), f"{ROLLOUTS} was changed"),
     "rollouts: a line was repeated": (
-        lambda folder: lines(folder, rollouts(folder), lambda given: [*given, given[0]]),
-        "rollouts/eval-val-base-at-0.3.jsonl has lines after",
+        changed_lines(rollouts, lambda given: [*given, given[0]]),
+        f"{ROLLOUTS} has lines after",
     ),
     "rollouts: two lines were swapped": (
-        lambda folder: lines(folder, rollouts(folder), lambda given: [given[1], given[0], *given[2:]]),
-        "rollouts/eval-val-base-at-0.3.jsonl was changed",
+        changed_lines(rollouts, lambda given: [given[1], given[0], *given[2:]]),
+        f"{ROLLOUTS} was changed",
     ),
     "rollouts: a file was added": (
         appended("rollouts/eval-val-better-at-0.3.jsonl"),
         "rollouts/eval-val-better-at-0.3.jsonl is a file that",
     ),
-    "rollouts: a file is gone": (removed(rollouts), "rollouts/eval-val-base-at-0.3.jsonl is missing"),
+    "rollouts: a file is gone": (removed(rollouts), f"{ROLLOUTS} is missing"),
     "traces: an answer was changed": (
         lambda folder: answered(folder, "Geneticist", '"yes', '"no'),
         "traces/eval-val-base-at-0.3/",
@@ -197,27 +205,21 @@ PLAIN = {
     "traces: one is gone": (removed(trace_of), "jsonl.gz is missing"),
     "traces: one was added": (appended("traces/eval-val-base-at-0.3/ev-0.jsonl.gz"), "ev-0.jsonl.gz is a file that"),
     "traces: two were swapped": (swap_traces, "jsonl.gz was changed"),
-    "metrics: a value was changed": (
-        lambda folder: replace(folder, "metrics.jsonl", "0.5", "0.1"),
-        "metrics.jsonl was changed",
-    ),
+    "metrics: a value was changed": (replaced("metrics.jsonl", "0.5", "0.1"), "metrics.jsonl was changed"),
     "metrics: a line was added": (
         appended("metrics.jsonl", '{"phase":"bandit","step":2,"loss":0.1}\n'),
         "metrics.jsonl has lines after",
     ),
     "metrics: gone": (removed("metrics.jsonl"), "metrics.jsonl is missing"),
-    "models: weights were changed": (lambda folder: appended(weights(folder), "x")(folder), "models/Supervisor/bandit"),
+    "models: weights were changed": (appended(weights, "x"), "models/Supervisor/bandit"),
     "models: a file is gone": (removed(weights), "models/Supervisor/bandit"),
     "models: a file was added": (
         appended("models/Supervisor/bandit/extra.json"),
         "models/Supervisor/bandit is not the policy that went live",
     ),
-    "config: a setting was changed": (
-        lambda folder: replace(folder, "config.yaml", "tasks: 4", "tasks: 3"),
-        "config.yaml was changed",
-    ),
+    "config: a setting was changed": (replaced("config.yaml", "tasks: 4", "tasks: 3"), "config.yaml was changed"),
     "environment: the date was changed": (
-        lambda folder: replace(folder, "environment.json", '"created": "2', '"created": "1'),
+        replaced("environment.json", '"created": "2', '"created": "1'),
         "environment.json was changed",
     ),
     "ppo: tokens were changed": (appended("ppo/tokens-1.jsonl.gz"), "ppo/tokens-1.jsonl.gz was changed"),
@@ -226,24 +228,16 @@ PLAIN = {
         "state.json was removed during the run, and now",
     ),
     "sft: examples were changed": (appended("sft/examples.jsonl"), "sft/examples.jsonl was changed"),
-    "evaluation: a second judge's score was changed": (
-        lambda folder: records(folder, side(folder, "audit"), lambda row: set_in(row, ("scores", "impact"), 1.0)),
-        "evaluation/val/audit.jsonl was changed",
-    ),
+    "evaluation: a second judge's score was changed": (scored("audit", 1.0), "evaluation/val/audit.jsonl was changed"),
     "evaluation: a canary's score was changed": (
-        lambda folder: records(folder, side(folder, "canaries"), lambda row: set_in(row, ("scores", "impact"), 0.777)),
+        scored("canaries", 0.777),
         "evaluation/val/canaries.jsonl was changed",
     ),
     "evaluation: a baseline's answer was changed": (
-        lambda folder: records(folder, side(folder, "baselines"), lambda row: row.update(answer="maybe")),
+        updated(baselines, lambda row: row.update(answer="maybe")),
         "evaluation/val/baselines.jsonl was changed",
     ),
     "report: a number": (reported("stages", "base", "reward", "mean", to=2.5), "report.json was changed"),
-    "report: a title": (reported("plan", "stages", 1, "title", to="after PPO"), "report.json was changed"),
-    "report: the data sentence": (reported("data", to="PubMedQA, official test"), "report.json was changed"),
-    "report: the date": (reported("written", "time", to="2020-01-01T00:00:00+00:00"), "report.json was changed"),
-    "report: the commit": (reported("written", "commit", to="0" * 40), "report.json was changed"),
-    "report: the phases": (reported("run", "phases", to=["gather", "sft", "ppo", "bandit"]), "report.json was changed"),
     "report: only its layout": (
         lambda folder: (folder / REPORT).write_text(json.dumps(read(folder))),
         "report.json was changed",
@@ -255,32 +249,18 @@ PLAIN = {
         "predictions.json is no file of the report",
     ),
     "page: a script": (
-        lambda folder: replace(folder, "report/index.html", "</body>", "<script>alert(1)</script></body>"),
-        "index.html was changed",
-    ),
-    "page: a style": (
-        lambda folder: replace(folder, "report/index.html", "</head>", "<style>.worse{display:none}</style></head>"),
-        "index.html was changed",
-    ),
-    "page: a drawing": (
-        lambda folder: replace(folder, "report/index.html", "<path", "<path transform='scale(2)'"),
+        replaced("report/index.html", "</body>", "<script>alert(1)</script></body>"),
         "index.html was changed",
     ),
     "page: gone": (removed("report/index.html"), "index.html is missing"),
-    "plots: one was changed": (
-        lambda folder: replace(folder, drawn(folder), "<path", "<path transform='scale(2)'"),
-        ".svg was changed",
-    ),
-    "plots: one is gone": (lambda folder: removed(drawn(folder))(folder), ".svg is missing"),
+    "plots: one was changed": (replaced(drawn, "<path", "<path transform='scale(2)'"), ".svg was changed"),
+    "plots: one is gone": (removed(drawn), ".svg is missing"),
     "csv: another number": (
         appended("report/metrics.csv", "stage,final,,reward,points,9\n"),
         "metrics.csv was changed",
     ),
-    "conversation: changed": (
-        lambda folder: replace(folder, conversation(folder), "</body>", "<p>better</p></body>"),
-        ".html was changed",
-    ),
-    "conversation: gone": (lambda folder: removed(conversation(folder))(folder), ".html is missing"),
+    "conversation: changed": (replaced(conversation, "</body>", "<p>better</p></body>"), ".html was changed"),
+    "conversation: gone": (removed(conversation), ".html is missing"),
     "conversation: one was added": (appended("report/rollouts/better.html"), "better.html is no file of the report"),
     "plots: one was added": (appended("report/plots/better.svg"), "better.svg is no file of the report"),
 }
@@ -294,10 +274,6 @@ def test_whoever_tampers_is_found_by_the_ledger(folder, name):
     assert any(words in problem for problem in problems), problems
 
 
-def veto(folder):
-    records(folder, rollouts(folder), lambda record: record.update(veto="safety review: harm"))
-
-
 def lower(name):
     def change(record):
         record["parts"][name] += 0.25
@@ -306,41 +282,20 @@ def lower(name):
     return lambda folder: everywhere(folder, change)
 
 
-def in_place_of(folder):
-    lines(
-        folder,
-        rollouts(folder),
-        lambda given: [
-            json.dumps(
-                {
-                    **json.loads(given[1]),
-                    **{key: json.loads(given[0])[key] for key in ("task_id", "label", "level", "seed")},
-                }
-            ),
-            *given[1:],
-        ],
-    )
+def in_place_of(given):
+    first, second = map(json.loads, given[:2])
+    other = {**second, **{key: first[key] for key in ("task_id", "label", "level", "seed")}}
+    return [json.dumps(other), *given[1:]]
 
 
-def twice(folder):
-    lines(
-        folder,
-        rollouts(folder),
-        lambda given: [
-            given[0],
-            json.dumps({**json.loads(given[1]), "rollout_id": json.loads(given[0])["rollout_id"]}),
-            *given[2:],
-        ],
-    )
+def twice(given):
+    first, second = map(json.loads, given[:2])
+    return [given[0], json.dumps({**second, "rollout_id": first["rollout_id"]}), *given[2:]]
 
 
-def lost(folder):
-    trace(
-        folder,
-        lambda spans: [
-            span for span in spans if "PeerReview" not in span["attributes"].get("llm.hosted_vllm.response_format", "")
-        ],
-    )
+def lost(spans):
+    form = "llm.hosted_vllm.response_format"
+    return [span for span in spans if "PeerReview" not in span["attributes"].get(form, "")]
 
 
 def judged(folder):
@@ -358,30 +313,23 @@ def judged(folder):
     everywhere(folder, change)
 
 
-def shown(name, old, new):
-    return lambda folder: replace(folder, f"report/{name}", old, new)
-
-
 NOTHING = {
     **{"status": "failed", "error": "x", "trace": None, "seconds": None, "outputs": {}},
     **dict.fromkeys(("answer", "decision", "veto")),
 }
 REBUILT = {
-    "tasks: dropped": (lambda folder: replan(folder, tasks(lambda given: given[:2])), "plan.tasks is"),
-    "tasks: cherry-picked": (lambda folder: replan(folder, tasks(lambda given: given[2:])), "plan.tasks is"),
-    "tasks: repeated": (
-        lambda folder: replan(folder, tasks(lambda given: [*given[:2], given[0]])),
-        "plan.tasks.2.id is",
-    ),
-    "tasks: reordered": (lambda folder: replan(folder, tasks(lambda given: given[::-1])), "plan.tasks.0.id is"),
+    "tasks: dropped": (tasks(lambda given: given[:2]), "plan.tasks is"),
+    "tasks: cherry-picked": (tasks(lambda given: given[2:]), "plan.tasks is"),
+    "tasks: repeated": (tasks(lambda given: [*given[:2], given[0]]), "plan.tasks.2.id is"),
+    "tasks: reordered": (tasks(lambda given: given[::-1]), "plan.tasks.0.id is"),
     "tasks: others than the data's": (
         lambda folder: report(
             folder, lambda found: found["plan"]["tasks"].__setitem__(0, {**found["plan"]["tasks"][0], "goal": "?"})
         ),
         "plan.tasks.0.goal is",
     ),
-    "stages: swapped": (lambda folder: replan(folder, stages(lambda given: given[::-1])), "plan.stages.0.name is"),
-    "stages: one dropped": (lambda folder: replan(folder, stages(lambda given: given[:1])), "plan.stages is"),
+    "stages: swapped": (stages(lambda given: given[::-1]), "plan.stages.0.name is"),
+    "stages: one dropped": (stages(lambda given: given[:1]), "plan.stages is"),
     "stages: another title": (reported("plan", "stages", 1, "title", to="after PPO"), "plan.stages.1.title is"),
     "stages: another kind": (reported("plan", "stages", 1, "kind", to="alone"), "plan.stages.1.kind is"),
     "stages: another version": (
@@ -405,10 +353,10 @@ REBUILT = {
     "report: a note was taken out": (lambda folder: report(folder, lambda found: found["notes"].pop()), "notes is"),
     "report: the verdict": (reported("verdict", "text", to="much better"), "verdict.text is"),
     "csv: another number": (
-        shown("metrics.csv", "stage,base,,success,share", "stage,base,,failure,share"),
+        replaced("report/metrics.csv", "stage,base,,success,share", "stage,base,,failure,share"),
         "metrics.csv does",
     ),
-    "csv: another answer": (shown("rollouts.csv", ",GO,", ",NO-GO,"), "rollouts.csv does not show"),
+    "csv: another answer": (replaced("report/rollouts.csv", ",GO,", ",NO-GO,"), "rollouts.csv does not show"),
     "rollouts: the decision beside its outputs": (
         recorded("decision", to="UNDECIDED"),
         "its decision is 'UNDECIDED', but its outputs say",
@@ -417,33 +365,26 @@ REBUILT = {
         recorded("answer", to="maybe"),
         "its answer is 'maybe', but its outputs say",
     ),
-    "rollouts: a veto beside its outputs": (veto, "its veto is"),
+    "rollouts: a veto beside its outputs": (recorded("veto", to="safety review: harm"), "its veto is"),
     "rollouts: an output beside its trace": (
         recorded("outputs", "final_rationale", to="so it is"),
         "its outputs differs from that in traces",
     ),
     "rollouts: a reward beside its trace": (recorded("reward", to=2.0), "its reward differs from that in traces"),
     "rollouts: failed without an error": (
-        lambda folder: records(folder, rollouts(folder), lambda record: record.update(status="failed")),
+        recorded("status", to="failed"),
         "its status is 'failed', but its error is None",
     ),
-    "rollouts: failed without a trace": (
-        lambda folder: records(
-            folder,
-            rollouts(folder),
-            lambda record: record.update(NOTHING),
-        ),
-        "it has no trace",
-    ),
+    "rollouts: failed without a trace": (updated(rollouts, lambda record: record.update(NOTHING)), "it has no trace"),
     "rollouts: a failure that was none": (
-        lambda folder: records(folder, rollouts(folder), lambda record: record.update(status="failed", error="x")),
+        updated(rollouts, lambda record: record.update(status="failed", error="x")),
         "its error differs from that in traces",
     ),
     "rollouts: a label": (recorded("label", to="maybe"), "the label of task"),
     "rollouts: a seed": (recorded("seed", to=1), "its seed is 1, but must be"),
     "rollouts: a level": (recorded("level", to=9), "its level is 9, but must be"),
-    "rollouts: one in place of another": (in_place_of, "lacks 1 of 3 rollouts"),
-    "rollouts: one that counts twice": (twice, "a rollout counts once"),
+    "rollouts: one in place of another": (changed_lines(rollouts, in_place_of), "lacks 1 of 3 rollouts"),
+    "rollouts: one that counts twice": (changed_lines(rollouts, twice), "a rollout counts once"),
     "rollouts: no trace": (recorded("trace", to=None), "it has no trace"),
     "rollouts: outputs and trace's outcome, not the answers": (
         told("outputs", "refined_hypothesis", "claim", to="it cures"),
@@ -464,18 +405,12 @@ REBUILT = {
     ),
     "traces: a model's answer": (lambda folder: answered(folder, "Geneticist", '"yes', '"no'), "replayed: "),
     "traces: a rubric's answer, and all that follows": (judged, "the rubric does not answer what its trace holds"),
-    "traces: one without an answer": (lost, " model calls"),
+    "traces: one without an answer": (lambda folder: trace(folder, lost), " model calls"),
     "traces: two swapped": (swap_traces, "differs from that in traces"),
-    "evaluation: a second judge's score": (
-        lambda folder: records(folder, side(folder, "audit"), lambda row: set_in(row, ("scores", "impact"), 0.001)),
-        "audit: the scores of",
-    ),
-    "evaluation: a canary's score": (
-        lambda folder: records(folder, side(folder, "canaries"), lambda row: set_in(row, ("scores", "impact"), 0.001)),
-        "canaries: the scores of",
-    ),
+    "evaluation: a second judge's score": (scored("audit", 0.001), "audit: the scores of"),
+    "evaluation: a canary's score": (scored("canaries", 0.001), "canaries: the scores of"),
     "evaluation: a baseline's answer": (
-        lambda folder: records(folder, side(folder, "baselines"), lambda row: row.update(answer="maybe")),
+        updated(baselines, lambda row: row.update(answer="maybe")),
         "baseline majority answers",
     ),
 }

@@ -65,8 +65,6 @@ def test_a_file_that_was_replaced_or_cut_is_read_again(tmp_path):
     assert growing.news() == (True, [])
 
 
-# --- rows
-
 TRICKY = st.sampled_from(['x', ',"outputs":{', ',"counts":{"a":1}', '\\",\\"outputs\\":{', "}", "\n", "é"])  # fmt: skip
 
 
@@ -156,8 +154,6 @@ def test_runs_that_lead_out_of_the_folder_are_not_opened(tmp_path):
     assert sorted(one.run.name for one in found) == ["first", "second"]
     assert {one.name for one in odd} == {"linked", "<img src=x onerror=alert(1)>"}
 
-
-# --- choices
 
 CHOICES = st.builds(
     RolloutChoice, phase=st.text(max_size=5), role=st.text(max_size=5), failure=st.text(max_size=5),

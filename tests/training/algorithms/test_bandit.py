@@ -31,8 +31,7 @@ def settings_for(*, hashed_features=256, **changes):
     return replace(settings, hashed_features=hashed_features)
 
 
-# --- a small world: three authors, one of them good on each kind of question
-
+# A small world: three authors, one of them good on each kind of question.
 KINDS = {"drug": "Does nevodezin lower pain?", "gene": "Does the VENIM5 variant lower pain?"}
 GOOD = {"drug": "Pharmacologist", "gene": "Geneticist"}
 

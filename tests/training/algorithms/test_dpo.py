@@ -209,9 +209,6 @@ def test_no_prompt_holds_a_label_or_a_hint(tmp_path):
     assert not any('"label"' in text or '"hint"' in text for text in asked)
 
 
-# --- what is computed
-
-
 def spec_of(folder, model, rows, held, **other):
     for name, of_file in (("pairs", rows), ("held", held)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in of_file))

@@ -77,9 +77,6 @@ def society(rewards, **other):
     ]
 
 
-# --- selection
-
-
 def test_only_answers_read_at_once_of_rollouts_with_a_reward_are_candidates():
     both = [conversation(), conversation("Neurologist", parsed=False)]
     assert [c.role for c in candidates(rollout(reward=0.0), both)] == ["Geneticist"]
@@ -207,9 +204,6 @@ def test_what_quotes_none_of_its_own_sources_is_no_example(role, where, kept):
     assert select(honest, one_row, EVERYTHING).figures["selected"] == 1
     preferred = select(honest, one_row, replace_of(EVERYTHING, true_quotes="prefer")).figures
     assert (preferred["selected"], preferred["misquoting_kept"]) == (1, not kept)
-
-
-# --- rendering
 
 
 @pytest.fixture(scope="module")
@@ -347,9 +341,6 @@ class TestTemplates:
         rewriting = serving_model(template="{{ messages | length }}" + self.FORGETFUL)
         with refused(RunError, "renders a prompt otherwise"):
             Renderer(rewriting, 2).rows(self.talk())
-
-
-# --- what is refused before anything starts
 
 
 @pytest.mark.parametrize(

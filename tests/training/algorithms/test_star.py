@@ -56,9 +56,6 @@ def texts(selection):
     return [json.loads(one.candidate.conversation.messages[-1]["content"]) for one in selection.examples]
 
 
-# --- what is learned
-
-
 def test_right_answers_are_kept_and_a_hint_helps_where_none_is_right(tmp_path):
     bench = Hinted(tmp_path)
     selection = drawn(bench, hints=8)
@@ -150,9 +147,6 @@ def test_without_any_prompt_there_is_nothing_to_learn(tmp_path):
     bench.earlier = []
     with refused(RunError, "star", "0 of 0 prompts"):
         drawn(bench)
-
-
-# --- rounds
 
 
 @pytest.fixture(scope="module")

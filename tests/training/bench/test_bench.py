@@ -150,9 +150,6 @@ def test_the_bench_and_the_fake_of_it_are_what_algorithms_are_promised(kind):
         assert given == [(one.name, one.kind) for one in inspect.signature(promised).parameters.values()], name
 
 
-# --- branches
-
-
 def test_branches_are_answers_to_the_same_tokens_each_with_a_seed_of_its_own(seen):
     for branches in (seen.first.branches, seen.first.others):
         assert len(branches) == K
@@ -192,9 +189,6 @@ def test_k_samples_cost_one_request_and_one_prompt(seen):
     assert spent["branch_usd"] == pytest.approx((read * 1.0 + written * 2.0) / 1e6)
 
 
-# --- candidates
-
-
 def test_rollouts_with_candidates_carry_their_versions_and_a_phase_of_their_own(seen):
     for episode in seen.first.beside:
         record = episode.record
@@ -216,9 +210,6 @@ def test_what_is_live_answers_as_before_meanwhile_and_afterwards(seen):
 
 def test_a_candidate_is_released_with_its_last_rollout(seen):
     assert "no candidate" in str(seen.gone.value)
-
-
-# --- replays
 
 
 def told(episode):
@@ -271,9 +262,6 @@ def test_no_reader_of_training_rollouts_gets_replays_or_candidates(seen):
     names = {episode.record.phase for episode in seen.lab.recorded(seen.lab.config.pipeline)}
     assert names == {"gather"}
     assert {one.record.phase for one in seen.first.replays} == {"tried--replays"}
-
-
-# --- questions, and what is made once only
 
 
 def test_a_question_is_answered_counted_and_recorded(seen):

@@ -115,9 +115,6 @@ def test_one_test_of_a_report_says_the_same_of_the_same_pairs(pairs):
         assert replace(alone, by_gate=True) == own
 
 
-# --- operating characteristics
-
-
 def test_a_true_loss_of_10_points_goes_back_and_true_gains_stay():
     found = gate_power.expected(100, CONFIG)
     assert 0.45 < found.deviation < 0.5

@@ -279,9 +279,6 @@ async def test_an_endpoint_that_cannot_be_reached_ends_the_run_and_no_rollout_is
         assert list(lab.run.rollouts("gather")) == []
 
 
-# --- many at a time
-
-
 def response_ids(spans):
     return {span.attributes[f"{RAW}id"] for span in spans if span.name == EXCHANGE}
 
@@ -334,9 +331,6 @@ async def test_two_phases_at_a_time_on_one_lab_mix_nothing(server, tmp_path):
                 calls = model_calls(read(lab.run.path / record.trace))
                 assert len(calls) == record.counts["model_calls"] + 1
                 assert all(f"Does {name} lower" in call.messages[1]["content"] for call in calls)
-
-
-# --- what models are asked for, and what their servers do
 
 
 async def test_a_model_of_the_run_is_asked_for_token_ids_and_no_other(server, tmp_path):

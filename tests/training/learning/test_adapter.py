@@ -27,8 +27,6 @@ from training.learning.adapter import HierarchicalTraceAdapter
 import agentlightning as agl  # after training, which keeps LiteLLM from asking the network
 from message_kit import refused
 
-# --- what seniors did
-
 
 @given(rollouts())
 def test_every_senior_call_of_the_last_reported_attempt_comes_out_once_as_it_was_sampled(rollout):

@@ -15,7 +15,7 @@ from chimera.core.secrets import register_secret
 from chimera.core.types import ResearchTask, Section
 from chimera.run.directory import Run
 from evaluation.records.rollouts import Outcome, RolloutInput, RolloutRecord
-from evaluation.rollout.make import keep
+from evaluation.rollout.crew import keep
 from evaluation.traces.spans import Position, exchange_span, operation_span, outcome_span
 from training.lab.records import Records
 

@@ -9,7 +9,7 @@ import json
 import random
 import shutil
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,11 +18,12 @@ from fake_bench import FakeBench
 from message_kit import refused
 from ppo_kit import FLAWS, TASKS, Stop, digest, record, wait_for_engines
 
-from agents.visit.record import ModelCall
+from agents.visit.record import ModelCall, dump
 from chimera.core.errors import ConfigError, RunError
 from chimera.data.tasks import Dataset
 from chimera.run.directory import Run
 from chimera.run.policies import Policy
+from evaluation.traces.spans import Position, exchange_span, operation_span, outcome_span, write
 from evaluation.traces.token_records import read_tokens, tokens_file, write_tokens
 from training.configuration import load_config
 from training.learning.base import PhasePlan
@@ -114,15 +115,11 @@ class MadeUpLab(FakeBench):
 
 def made_up_rollout(made, live, path, stale=()):
     """A trace of two senior calls; the reward is the share of small token ids in their answers."""
-    import agentlightning as agl
-    import agl_traces as traces
-
     draw = random.Random(f"{made.task_id}/{made.seed}/{live}")
     spans, records, small = [], [], []
 
-    def span(name, attributes):
-        ids = {"rollout_id": made.rollout_id, "attempt_id": "at-1", "sequence_id": len(spans) + 1}
-        spans.append(agl.Span.from_attributes(name=name, attributes=attributes, **ids))
+    def at():
+        return Position(made.rollout_id, "at-1", len(spans) + 1, 1.0, 2.0)
 
     for role in ROLES:
         response_id = f"{made.rollout_id}-{role}"
@@ -131,23 +128,15 @@ def made_up_rollout(made, live, path, stale=()):
         small += [token < 100 for token in response]
         scores = {"content": [{"logprob": -draw.uniform(6.0, 8.0)} for _ in response]}
         choice = {"message": {"role": "assistant", "content": "{}"}, "token_ids": response, "logprobs": scores}
-        span("raw_gen_ai_request", {
-            "llm.hosted_vllm.id": response_id, "llm.hosted_vllm.model": "senior",
-            "llm.hosted_vllm.messages": str([{"role": "user", "content": "{}"}]),
-            "llm.hosted_vllm.choices": str([choice]), "llm.hosted_vllm.prompt_token_ids": "[1, 2, 3]",
-            "llm.hosted_vllm.weights_version": version,
-        })  # fmt: skip
-        span("agentlightning.operation", {
-            "role": role, "model": "senior", "visit": 1, "attempt": 1,
-            "agentlightning.operation.output.response_ids": [response_id],
-        })  # fmt: skip
+        asked = {"model": "senior", "messages": [{"role": "user", "content": "{}"}]}
+        told = {"id": response_id, "choices": [choice], "prompt_token_ids": [1, 2, 3], "weights_version": version}
+        spans.append(exchange_span(at(), asked, told))
+        visit = {"role": role, "model": "senior", "visit": 1, "attempt": 1}
+        spans.append(operation_span(at(), role, visit, [response_id]))
         call = ModelCall(role, "senior", 1, 1, response_id, version, "stop", 3, 3, 0.1, True, False)
-        records.append({"kind": "ModelCall", **asdict(call)})
-    outcome = {"error": None, "outputs": {}, "reward": 1.0, "calls": records}
-    span("agentlightning.object", {
-        "agentlightning.object.type": "dict", "agentlightning.object.json": json.dumps(outcome),
-    })  # fmt: skip
-    traces.write(spans, path)
+        records.append(dump(call))
+    spans.append(outcome_span(at(), {"error": None, "outputs": {}, "reward": 1.0, "calls": records}))
+    write(spans, path)
     return sum(small) / len(small)
 
 

@@ -1,7 +1,6 @@
 """Token records: what an engine used is what is written, found again by rollout, and replaced whole."""
 
 import gzip
-import json
 import math
 from dataclasses import replace
 from functools import partial
@@ -31,8 +30,9 @@ def tenths(least, most):
 def made_up(rollout_id="ro-1", tokens=2):
     values = [float(number) for number in range(tokens)]
     return TokenRecord(
-        rollout_id, f"{rollout_id}-r", "ProtocolDesigner", 1, 1, 1, 0.5, "v", [1.0] * tokens, values, values
-    )
+        rollout_id, f"{rollout_id}-r", "ProtocolDesigner", 1, 1, 1, 0.5, "v", [1.0] * tokens, values, values,
+        objective=Objective(0.5, 1.0, 1.0, 4.0, 0.2, 0.28, 3.0),
+    )  # fmt: skip
 
 
 def credited(number, response, reward):
@@ -167,14 +167,3 @@ def test_loss_and_gradient_are_those_of_verl(tokens, mode):
         least = weight * pull(a, o, n, objective)
         assert least * (1 - 1e-6) - 1e-9 <= float(of_token.norm()) <= math.sqrt(2) * least * (1 + 1e-6) + 1e-9
         assert (least == 0) == (a == 0 or is_clipped(a, r, objective))
-
-
-def test_a_record_of_an_earlier_version_has_no_objective(tmp_path):
-    path = tokens_file(tmp_path, "ppo", 1)
-    old = {
-        name: value for name, value in made_up().dump().items() if name not in ("new_log_probs", "parts", "objective")
-    }
-    path.parent.mkdir(parents=True)
-    path.write_bytes(gzip.compress(f"{json.dumps(old)}\n".encode()))
-    (record,) = read_tokens(path)
-    assert (record.new_log_probs, record.objective, loss_shares(record)) == (None, None, [0.0, 0.0])

@@ -3,11 +3,9 @@
 import asyncio
 import json
 import random
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
-import agentlightning as agl
-import agl_traces as traces
 import numpy as np
 import pytest
 import torch
@@ -16,7 +14,7 @@ from message_kit import refused
 from peft import PeftModel
 from record_kit import answered
 
-from agents.visit.record import ModelCall
+from agents.visit.record import ModelCall, dump
 from chimera.config.roles import JUNIORS
 from chimera.config.sections.bundled import NANO
 from chimera.config.sections.models import ModelConfig, ServingConfig
@@ -28,6 +26,7 @@ from chimera.run.policies import Policy
 from chimera.serving.embedded.checkpoint import load_checkpoint, load_weights
 from chimera.serving.embedded.protocol import parse_request
 from chimera.serving.embedded.service import Service
+from evaluation.traces.spans import Position, exchange_span, operation_span, outcome_span, write
 from recipes.nano.transcripts import careful, junior
 from training.algorithms.sft import Sft, choose
 from training.bench.lab_bench import LabBench
@@ -59,14 +58,8 @@ def write_trace(path, rollout_id, talks):
     """One trace as a run records it: the exchanges, a span for each visit, the outcome."""
     spans, calls = [], []
 
-    def span(name, attributes):
-        number = len(spans) + 1
-        spans.append(
-            agl.Span.from_attributes(
-                name=name, attributes=attributes, rollout_id=rollout_id, attempt_id="at", sequence_id=number,
-                trace_id="a-trace", span_id=f"span-{number}", start_time=float(number), end_time=number + 0.5,
-            )
-        )  # fmt: skip
+    def at():
+        return Position(rollout_id, "at", len(spans) + 1, len(spans) + 1.0, len(spans) + 1.5)
 
     for role, talk in talks:
         responses = []
@@ -76,21 +69,17 @@ def write_trace(path, rollout_id, talks):
             name = f"{rollout_id}-{role}-{position}"
             responses.append(name)
             tools = [{"type": "function", "function": {"name": tool}} for tool in talk.tools]
-            raw = {
-                "id": name, "model": "junior", "weights_version": "nano@0",
-                "messages": str(list(talk.messages[:position])), "tools": str(tools),
-                "choices": str([{"index": 0, "message": message, "finish_reason": "stop", "token_ids": [1]}]),
-            }  # fmt: skip
-            span(traces.EXCHANGE, {f"llm.hosted_vllm.{key}": value for key, value in raw.items()})
+            asked = {"model": "junior", "messages": list(talk.messages[:position]), "tools": tools}
+            choice = {"index": 0, "message": message, "finish_reason": "stop", "token_ids": [1]}
+            told = {"id": name, "choices": [choice], "weights_version": "nano@0"}
+            spans.append(exchange_span(at(), asked, told))
             parsed = None if "tool_calls" in message else True
             call = ModelCall(role, "junior", 1, len(responses), name, "v", "stop", 1, 1, 0.1, parsed, False)
-            calls.append({"kind": "ModelCall", **asdict(call)})
+            calls.append(dump(call))
         own = {"role": role, "model": "junior", "visit": 1, "attempt": 1}
-        span("agentlightning.operation", own | {"agentlightning.operation.output.response_ids": responses})
-    outcome = {"error": None, "outputs": {}, "reward": 1.0, "calls": calls}
-    dumped = {"agentlightning.object.type": "dict", "agentlightning.object.json": json.dumps(outcome)}
-    span("agentlightning.object", dumped)
-    traces.write(spans, path)
+        spans.append(operation_span(at(), role, own, responses))
+    spans.append(outcome_span(at(), {"error": None, "outputs": {}, "reward": 1.0, "calls": calls}))
+    write(spans, path)
 
 
 def rollouts(run):

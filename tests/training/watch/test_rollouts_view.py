@@ -7,12 +7,12 @@ import threading
 from dataclasses import replace
 
 import pytest
+from record_kit import answered
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 from chimera.data.tasks import load
-from evaluation.records.rollouts import RolloutRecord
 from training.configuration import load_config
 from training.phases import choose_names, expected_costs, make_phases
 from training.watch import lines as lines_module
@@ -24,31 +24,7 @@ from training.watch.view_text import BARS, result_table, sparkline
 
 @pytest.fixture
 def record():
-    return RolloutRecord.load(
-        {
-            "rollout_id": "r",
-            "task_id": "t",
-            "source": "generated",
-            "level": 1,
-            "phase": "gather",
-            "repeat": 0,
-            "seed": 0,
-            "status": "succeeded",
-            "error": None,
-            "label": "yes",
-            "answer": "yes",
-            "decision": "GO",
-            "reward": 1.0,
-            "parts": {"alignment": 1.0},
-            "missing": [],
-            "policy_versions": {},
-            "weights_versions": {},
-            "outputs": {},
-            "counts": {},
-            "seconds": 1.0,
-            "trace": None,
-        }
-    )
+    return answered("r", "t", parts={"alignment": 1.0}, seconds=1.0)
 
 
 def test_lines_tell_the_time_left_once_every_worker_could_have_ended_a_rollout(record, monkeypatch):

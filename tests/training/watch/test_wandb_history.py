@@ -1,16 +1,12 @@
 """Metrics out of W&B: the same lines that the mirror showed there, and errors that say what to do."""
 
-import base64
-import functools
-import gzip
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
 import wandb
 from message_kit import refused
+from wandb_kit import FakeWandb
 
 from chimera.core.errors import ConfigError, RunError
 from training.watch.metrics import ARTIFACT, PROTOCOLS
@@ -69,20 +65,14 @@ def test_what_wandb_never_had_does_not_come_back():
     assert found == {key: value for key, value in lines[0].items() if key != "reward"} | {"parts": {"novelty": 0.5}}
 
 
-class FakeWandb:
+class HistoryWandb(FakeWandb):
     """As much of W&B's server as a public API needs to read one run."""
 
     def __init__(self, rows):
+        super().__init__()
         self.rows = rows
-        self.keys = set()
-        self.status = 200
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, self))
-        self.server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
-    def answer(self, asked):
-        variables = asked.get("variables") or {}
+    def data(self, operation, variables, query):
         viewer = {"id": "u", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}}
         name = variables.get("name") or variables.get("run") or variables.get("runName")
         run = None
@@ -97,39 +87,17 @@ class FakeWandb:
         return {"viewer": viewer, "project": {"id": "p", "run": run}, "serverInfo": {"features": []}}
 
 
-class Handler(BaseHTTPRequestHandler):
-    def __init__(self, fake, *arguments):
-        self.fake = fake
-        super().__init__(*arguments)
-
-    def do_POST(self):
-        body = self.rfile.read(int(self.headers.get("content-length", 0)))
-        body = gzip.decompress(body) if self.headers.get("content-encoding") == "gzip" else body
-        secret = self.headers.get("authorization", " ").split(" ")[1]
-        self.fake.keys.add(base64.b64decode(secret).decode().removeprefix("api:"))
-        answer = json.dumps({"data": self.fake.answer(json.loads(body))}).encode()
-        self.send_response(self.fake.status)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, format, *arguments):
-        pass
-
-
 @pytest.fixture
 def server(monkeypatch, tmp_path):
     for name in ("CONFIG_DIR", "CACHE_DIR", "DATA_DIR"):
         monkeypatch.setenv(f"WANDB_{name}", str(tmp_path / name))
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    fake = FakeWandb(shown(LINES))
+    fake = HistoryWandb(shown(LINES))
     monkeypatch.setenv("WANDB_BASE_URL", fake.url)
     wandb.teardown()
     yield fake
     wandb.teardown()
-    fake.server.shutdown()
-    fake.server.server_close()
+    fake.close()
 
 
 def test_the_lines_are_read_through_wandbs_public_api_with_the_key_of_the_secrets(server, capfd):
@@ -147,7 +115,7 @@ def test_a_run_that_wandb_does_not_know_and_one_without_our_metrics_are_told(ser
 
 
 def test_a_refused_key_is_told(server):
-    server.status = 401
+    server.trouble = "refusing"
     with refused(RunError, "me/chimera/abc", "401", "WANDB_API_KEY") as caught:
         lines_of(PATH, {"WANDB_API_KEY": KEY})
     assert KEY not in str(caught.value)

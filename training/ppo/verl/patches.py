@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import torch
@@ -19,11 +19,11 @@ from verl.plugin.platform import PlatformBase
 from training.model import chunked_head, varlen_attention
 from training.model.chunked_head import ChunkedHead, HeadRequest
 from training.model.prefix_tree import grow
+from training.ppo.verl.runtime import Device
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-Device = Literal["cpu", "cuda"]
 TREE = "prefix_tree"
 OTHERS = ("use_fused_kernels", "calculate_sum_pi_squared", "distillation_use_topk", "distillation_only")
 """Options of VeRL that need the logits of all tokens."""

@@ -243,22 +243,20 @@ class Lane:
         allowed = None
         if any(job.matcher is not None for job in jobs):
             allowed = torch.from_numpy(allowed_tokens([job.matcher for job in jobs], logits.shape[1])).to(device)
-        scored = any(job.log_probs for job in jobs)
-        choice = choose(
+        chosen, log_probs = choose(
             _penalised(logits, jobs),
             temperature,
             top_p,
             uniform,
             allowed,
-            want_log_probs=scored,
+            want_log_probs=any(job.log_probs for job in jobs),
             top_k=top_k,
             min_p=min_p,
         )
-        tokens: list[int] = choice.tokens.tolist()
-        if choice.log_probs is not None:
-            self._score(jobs, logits, choice.tokens, choice.log_probs)
-        counters.generated_tokens += len(tokens)
-        for job, token in zip(jobs, tokens, strict=True):
+        if log_probs is not None:
+            self._score(jobs, logits, chosen, log_probs)
+        counters.generated_tokens += len(jobs)
+        for job, token in zip(jobs, chosen.tolist(), strict=True):
             if job.matcher is not None and not job.matcher.consume_token(token):
                 job.finish = "error"
                 continue
@@ -422,10 +420,9 @@ class Batcher:
         self._thread = threading.Thread(target=self._run, name="batcher", daemon=True)
         self._thread.start()
 
-    def submit(self, lane: Lane, job: DecodingJob) -> "Future[FinishedJob]":
-        """Queue `job` on `lane`; cancelling the future takes it out of the batch."""
+    def submit(self, lane: Lane, job: DecodingJob) -> None:
+        """Queue `job` on `lane`; cancelling its future takes it out of the batch."""
         self._inbox.put((lane, job))
-        return job.done
 
     def close(self) -> None:
         """Stop the thread after its current step; unfinished jobs end with `Unavailable`."""

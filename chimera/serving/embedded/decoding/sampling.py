@@ -6,21 +6,8 @@ Each row has its own uniform number, drawn from its own generator, which selects
 distribution. So a seeded request's choices do not depend on what else is in the batch (up to float rounding).
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class SampledTokens:
-    """The tokens chosen (B,) and the distribution's log-probabilities (B, V) they were chosen from.
-
-    `log_probs` is None if no row needs it. For a greedy row the chosen token has probability 1.
-    """
-
-    tokens: Tensor
-    log_probs: Tensor | None
 
 
 def choose(
@@ -33,8 +20,10 @@ def choose(
     want_log_probs: bool,
     top_k: Tensor | None = None,
     min_p: Tensor | None = None,
-) -> SampledTokens:
-    """Choose one token per row.
+) -> tuple[Tensor, Tensor | None]:
+    """Choose one token per row; returns them (B,), and the log-probabilities (B, V) they were chosen from.
+
+    The latter are None unless `want_log_probs`. For a greedy row the chosen token has probability 1.
 
     Args:
         logits: (B, V).
@@ -42,7 +31,6 @@ def choose(
         top_p: (B,), or None if it is 1 for all rows.
         uniform: (B,) float64 in [0, 1).
         allowed: (B, V) bool, False for tokens that the row's grammar forbids; None if no row has a grammar.
-        want_log_probs: also return the log-probabilities of the distribution that was sampled.
         top_k: (B,), or None if it is V for all rows.
         min_p: (B,), or None if it is 0 for all rows.
     """
@@ -52,7 +40,7 @@ def choose(
     best = logits.argmax(-1)
     all_greedy = bool(greedy.all())
     if all_greedy and not want_log_probs:
-        return SampledTokens(best, None)
+        return best, None
     probabilities = torch.softmax(logits / torch.where(greedy, 1.0, temperature)[:, None], -1)
     if min_p is not None:
         least = min_p[:, None] * probabilities.amax(-1, keepdim=True)
@@ -67,10 +55,10 @@ def choose(
         drawn = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]
         tokens = torch.where(greedy, best, drawn)
     if not want_log_probs:
-        return SampledTokens(tokens, None)
+        return tokens, None
     point = torch.full_like(probabilities, 0.0).scatter_(1, best[:, None], 1.0)
     distribution = torch.where(greedy[:, None], point, probabilities)
-    return SampledTokens(tokens, torch.log(distribution / distribution.sum(-1, keepdim=True)))
+    return tokens, torch.log(distribution / distribution.sum(-1, keepdim=True))
 
 
 def nucleus(probabilities: Tensor, top_p: Tensor | None, top_k: Tensor | None = None) -> Tensor:

@@ -151,20 +151,18 @@ def read_shape(settings: dict[str, Any], folder: Path) -> Shape:
 
 def _refuse_other_parts(settings: Mapping[str, Any], rope: Any, family: str, folder: Path) -> None:
     """Refuse settings of a known family that the engine does not compute."""
-    kind = _rope_type(rope)
+    kind, activation = _rope_type(rope), settings.get("hidden_act", "silu")
     kinds = ("default", "llama3") if family == "llama" else ("default",)
-    if kind not in kinds:
-        raise ConfigError(f"{folder} scales its rotary positions ({kind!r}), which is not supported: {ELSEWHERE}")
-    if settings.get("use_sliding_window"):
-        raise ConfigError(f"{folder} uses sliding-window attention, which is not supported: {ELSEWHERE}")
-    if settings.get("mlp_bias"):
-        raise ConfigError(f"{folder} has biases in its feed-forward layers, which are not supported: {ELSEWHERE}")
-    if settings.get("hidden_act", "silu") != "silu":
-        raise ConfigError(
-            f"{folder} uses the activation {settings['hidden_act']!r}, which is not supported: {ELSEWHERE}"
-        )
-    if settings.get("quantization_config"):
-        raise ConfigError(f"{folder} holds quantised weights, which are not supported: {ELSEWHERE}")
+    parts = {
+        f"scales its rotary positions ({kind!r}), which is": kind not in kinds,
+        "uses sliding-window attention, which is": settings.get("use_sliding_window"),
+        "has biases in its feed-forward layers, which are": settings.get("mlp_bias"),
+        f"uses the activation {activation!r}, which is": activation != "silu",
+        "holds quantised weights, which are": settings.get("quantization_config"),
+    }
+    for part, there in parts.items():
+        if there:
+            raise ConfigError(f"{folder} {part} not supported: {ELSEWHERE}")
 
 
 def _rope_type(rope: Any) -> Any:
