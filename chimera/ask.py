@@ -346,13 +346,11 @@ def _about(question: Asked, config: "Config", searched: str, run: "Run | None", 
 
 def _measured(run: "Run") -> str:
     """How often the society that is live was right, by the run's report."""
-    from chimera.core.files import read_json_object
     from chimera.run.policies import live
-    from chimera.run.seals import checked
+    from chimera.run.seals import read_report
 
-    right, report = None, {}
-    if (run.path / "report" / "report.json").exists():
-        report = read_json_object(checked(run, "report") / "report.json")
+    right, report = None, read_report(run) or {}
+    if report:
         versions = {policy.version for policy in live(run.events()).values()}
         for stage in report["plan"]["stages"]:
             if stage["kind"] == "sequence" and {policy["version"] for policy in stage["policies"]} == versions:

@@ -146,6 +146,7 @@ def write(learned: LearnedRole, source: Path, out: Path, command: str) -> None:
 
 def _fill(learned: LearnedRole, source: Path, draft: Path, command: str) -> None:
     from chimera.run.hashes import hash_artifact
+    from chimera.run.seals import read_report
 
     model = learned.config.models[learned.slot]
     for file in _files(source, learned.is_weights) if learned.policy.part != "guidance" else ():
@@ -178,7 +179,7 @@ def _fill(learned: LearnedRole, source: Path, draft: Path, command: str) -> None
     }
     _dump(draft / ORIGIN, origin)
     licence = licence_of(model.path) if learned.is_weights else "mit"
-    (draft / CARD).write_text(model_card(learned, _report(learned.run), licence, command), encoding="utf-8")
+    (draft / CARD).write_text(model_card(learned, read_report(learned.run), licence, command), encoding="utf-8")
 
 
 def _files(source: Path, weights: bool) -> list[Path]:
@@ -262,21 +263,6 @@ def licence_of(path: str) -> str | None:
     lines = card.read_text(encoding="utf-8", errors="replace").splitlines()[:60]
     named = [line.partition(":")[2].strip().strip("\"'") for line in lines if line.startswith("license:")]
     return next((name for name in named if name and name != "other"), None)
-
-
-def _report(run: "Run") -> dict[str, Any] | None:
-    """The run's report, compared with the ledger's hashes; None if there is none."""
-    from chimera.core.files import read_json_object
-    from chimera.run.seals import checked
-
-    file = run.path / "report" / "report.json"
-    if not file.exists():
-        return None
-    checked(run, "report", "evaluate the run again")
-    try:
-        return read_json_object(file)
-    except (OSError, ValueError) as error:
-        raise RunError(f"{file} is no report ({error}): evaluate the run again") from error
 
 
 if __name__ == "__main__":

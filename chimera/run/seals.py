@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from chimera.core.errors import RunError
+from chimera.core.files import read_json_object
 from chimera.run.directory import LEDGER, Run
 from chimera.run.hashes import BLOCK, hash_artifact, hashes
 
@@ -74,6 +75,18 @@ def history(events: Iterable[Mapping[str, Any]]) -> dict[str, list[Seal | None]]
             for name, entry in event["files"].items():
                 seals.setdefault(name, []).append(None if entry is None else (str(entry[0]), int(entry[1])))
     return seals
+
+
+def read_report(run: Run) -> dict[str, Any] | None:
+    """The run's report; None if there is none. Raises RunError if it was changed since, or is no report."""
+    file = run.path / "report" / "report.json"
+    if not file.exists():
+        return None
+    checked(run, "report", "evaluate the run again")
+    try:
+        return read_json_object(file)
+    except (OSError, ValueError) as error:
+        raise RunError(f"{file} is no report ({error}): evaluate the run again") from error
 
 
 def checked(run: Run, name: str, remedy: str = "restore it from a copy of the run, or make a new run") -> Path:

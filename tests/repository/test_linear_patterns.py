@@ -32,6 +32,7 @@ BUILT = {
     "chimera/serving/requests/refusals.py:_is_about": r"(?<![\w-])seed(?![\w-])",
     "chimera/config/roles.py:_are_tools": r"mcp:\w+/.+",
     "agents/tools/leaks.py:_names_id": "(?<![A-Za-z0-9])12345678(?![A-Za-z0-9])",
+    "agents/visit/citations.py:fault": r"(?<!\d)12345678(?!\w)",
 }
 """Functions that make a pattern of what they are given, with such a pattern."""
 
@@ -45,9 +46,9 @@ TIMES = 12
 SURELY_SLOW = 3
 """A search that is slow this often, or so much too slow, is slow by itself and not because of other work."""
 PROCESSOR_S = 300
+"""The child is ended after so much processor time, so that a pattern without end ends the test."""
 OURS = ("evaluation/report/plots/paper.py",)
 """They search in drawings that this program has just made."""
-"""The child is ended after so much processor time, so that a pattern without end ends the test."""
 
 
 def sites() -> Iterator[tuple[str, str, ast.Call]]:

@@ -113,11 +113,3 @@ def test_every_file_of_a_folder_of_data_counts(tmp_path):
     before = hash_inputs(config)
     (tmp_path / "data" / "train.json").write_text("[2]")
     assert hash_inputs(config)["data.path"] != before["data.path"]
-
-
-def test_a_run_whose_rows_have_ids_of_their_place_is_one_sentence(run):
-    with run.own() as owned:
-        owned.append_rollout({"task_id": "line-2"}, phase="gather")
-    for main, arguments in ((evaluation.main, ["--run"]), (train.main, ["--resume", "--name"])):
-        with refused(RunError, "'line-2'", "data.path=", "train again"):
-            main([*arguments, run.name, f"runs_dir={run.path.parent}"])
