@@ -7,11 +7,12 @@ its log.
 
 import argparse
 import gc
+import hashlib
 import json
 import math
 import os
+import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -22,6 +23,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Self, TextIO, TypeVar, cast
 
 from chimera.core.errors import RunError
+from chimera.core.files import replace_file
 from chimera.serving.devices import fast_bfloat16
 from chimera.serving.embedded.checkpoint import check_trainable
 from training.tune.ranks import accumulation, hold_meeting, rank_of, sharing_trainer, with_spare
@@ -34,6 +36,10 @@ if TYPE_CHECKING:
 LARGE_MODEL = 500_000_000
 """From this number of parameters on, activations are recomputed (gradient checkpointing) instead of kept."""
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+CHECKPOINT_S = 300.0
+"""After so many seconds of learning a checkpoint is written, which is what a kill costs at most."""
+EPOCH_STATE = "epoch_state"
+"""File of a checkpoint, written last: torch's random state when the epoch began, which gives the order of examples."""
 UNUSED = ("wandb", "sklearn")
 """transformers and TRL import these if they are installed, which takes two seconds, and this process uses neither."""
 
@@ -192,40 +198,92 @@ def train(spec: Spec, progress: TextIO) -> None:
     dataset = load_rows(Path(spec.dataset))
     rank, ranks = rank_of()
     kind = SFTTrainer if ranks == 1 else sharing_trainer(spec.batch_size)
-    with tempfile.TemporaryDirectory(prefix="sft-") as scratch:
-        trainer = kind(
-            model=model,
-            args=trainer_settings(spec, model.num_parameters(), len(dataset), scratch),
-            train_dataset=dataset if ranks == 1 else with_spare(dataset),
-            processing_class=tokenizer,
-            callbacks=[reporter(progress, step_figures)],
-        )
-        started = time.perf_counter()
-        result = trainer.train()
-        seconds = time.perf_counter() - started
+    trainer = kind(
+        model=model,
+        args=trainer_settings(spec, model.num_parameters(), len(dataset)),
+        train_dataset=dataset if ranks == 1 else with_spare(dataset),
+        processing_class=tokenizer,
+        callbacks=[reporter(progress, step_figures)],
+    )
+    earlier, seconds = learn(trainer)
     if rank == 0:
         tokens = sum(dataset["length"]) * spec.epochs
-        precision = "bfloat16" if trainer.args.bf16 else "float32"
-        rate = round(tokens / seconds, 1)
-        finish(spec, progress, trainer, result, seconds, tokens_per_second=rate, precision=precision)
+        rate = {} if earlier else {"tokens_per_second": round(tokens / seconds, 1)}
+        finish(spec, progress, trainer, seconds, **rate, precision="bfloat16" if trainer.args.bf16 else "float32")
 
 
-def finish(spec: Spec, progress: TextIO, trainer: Any, result: Any, seconds: float, **figures: Any) -> None:
+def learn(trainer: Any) -> tuple[int, float]:
+    """Train, from the last checkpoint if a process with the same job was killed.
+
+    Returns:
+        The number of steps that it had made, and the seconds that the others took.
+    """
+    whole = Path(trainer.args.output_dir).glob(f"checkpoint-*/{EPOCH_STATE}")
+    last = max(whole, key=lambda file: file.stat().st_mtime_ns, default=None)
+    started = time.perf_counter()
+    if rank_of()[1] == 1:
+        trainer.add_callback(checkpoints(None if last is None else last.read_bytes()))
+    trainer.train(resume_from_checkpoint=None if last is None else str(last.parent))
+    return 0 if last is None else int(last.parent.name.partition("-")[2]), time.perf_counter() - started
+
+
+def checkpoints_of(spec: Spec) -> Path:
+    """The hidden folder, beside the examples, of the checkpoints of one job: of equal examples and settings."""
+    file = Path(spec.dataset)
+    digest = hashlib.sha256(spec.dump().encode() + file.read_bytes()).hexdigest()
+    return file.with_name(f".{Path(spec.out).name}-{digest[:12]}")
+
+
+def checkpoints(epoch_state: bytes | None) -> "TrainerCallback":
+    """Writes a checkpoint every `CHECKPOINT_S` if there is room for it and the one before.
+
+    Args:
+        epoch_state: Torch's random state with which the first epoch begins; None for the present one.
+    """
+    import torch
+    from transformers import TrainerCallback
+
+    class Checkpoints(TrainerCallback):
+        def __init__(self) -> None:
+            self._first, self._state, self._last = epoch_state, b"", time.monotonic()
+
+        def on_epoch_begin(self, *_: Any, **__: Any) -> None:
+            if self._first is not None:
+                torch.set_rng_state(torch.frombuffer(bytearray(self._first), dtype=torch.uint8))
+            self._first, self._state = None, torch.get_rng_state().numpy().tobytes()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+            # Not at an epoch's end, from where transformers 5.10 goes on with a state that no callback sees.
+            due = time.monotonic() - self._last >= CHECKPOINT_S and state.epoch % 1 > 0
+            # Of each trained number its value and AdamW's two moments, as float32.
+            size = 12 * sum(numbers.numel() for numbers in model.parameters() if numbers.requires_grad)
+            control.should_save = due and shutil.disk_usage(args.output_dir).free > 2 * size
+
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            replace_file(Path(args.output_dir, f"checkpoint-{state.global_step}", EPOCH_STATE), self._state)
+            self._last = time.monotonic()
+
+    return Checkpoints()
+
+
+def finish(spec: Spec, progress: TextIO, trainer: Any, seconds: float, **figures: Any) -> None:
     """Write the model, and report the end.
 
     Args:
-        trainer: One of TRL's, after its training.
-        result: What the training returned, which took so many `seconds`.
+        trainer: One of TRL's, after its training, which took so many `seconds`.
     """
     from training.model.weights import plain_weights, write_model
 
     weights, adapter = plain_weights(trainer.model)
     write_model(Path(spec.out), weights, Path(spec.model), adapter)
+    for folder in checkpoints_of(spec).parent.glob(f".{Path(spec.out).name}-*"):  # Also of a job with other settings.
+        shutil.rmtree(folder)
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     tell(
         progress,
         "end",
-        loss=result.training_loss,
-        steps=result.global_step,
+        loss=sum(losses) / len(losses),
+        steps=trainer.state.global_step,
         seconds=round(seconds, 3),
         device=str(trainer.args.device),
         loader="unsloth" if uses_unsloth(spec.unsloth) else "transformers",
@@ -243,7 +301,7 @@ def reporter(progress: TextIO, figures: Callable[[dict[str, Any]], Mapping[str, 
 
     class Reporter(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            tell(progress, "begin", total=state.max_steps)
+            tell(progress, "begin", step=state.global_step, total=state.max_steps)
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             if logs is not None and "loss" in logs:
@@ -252,12 +310,12 @@ def reporter(progress: TextIO, figures: Callable[[dict[str, Any]], Mapping[str, 
     return Reporter()
 
 
-def trainer_settings(spec: Spec, parameters: int, rows: int, scratch: str) -> "SFTConfig":
+def trainer_settings(spec: Spec, parameters: int, rows: int) -> "SFTConfig":
     """TRL's settings; batches of similar length, so that little is padded."""
     from trl.trainer.sft_config import SFTConfig
 
     return SFTConfig(
-        **common_settings(spec, parameters, rows, scratch),
+        **common_settings(spec, parameters, rows),
         max_length=None,
         dataset_kwargs={"skip_prepare_dataset": True},
         train_sampling_strategy="group_by_length",
@@ -265,7 +323,7 @@ def trainer_settings(spec: Spec, parameters: int, rows: int, scratch: str) -> "S
     )
 
 
-def common_settings(spec: Spec, parameters: int, rows: int, scratch: str) -> dict[str, Any]:
+def common_settings(spec: Spec, parameters: int, rows: int) -> dict[str, Any]:
     """Settings of all of TRL's trainers: AdamW with a linear schedule.
 
     Args:
@@ -277,7 +335,7 @@ def common_settings(spec: Spec, parameters: int, rows: int, scratch: str) -> dic
     passes = accumulation(spec.batch_size, spec.micro_batch_size, ranks)
     steps = math.ceil(spec.epochs * math.ceil(rows / (passes * spec.micro_batch_size * ranks)))
     return {
-        "output_dir": scratch,
+        "output_dir": str(checkpoints_of(spec)),
         "seed": spec.seed,
         "num_train_epochs": spec.epochs,
         "per_device_train_batch_size": spec.micro_batch_size,
@@ -292,7 +350,8 @@ def common_settings(spec: Spec, parameters: int, rows: int, scratch: str) -> dic
         "ddp_backend": None if ranks == 1 else "nccl" if gpu else "gloo",
         "gradient_checkpointing": parameters >= LARGE_MODEL,
         "logging_steps": 1,
-        "save_strategy": "no",
+        "save_strategy": "no",  # `checkpoints` says when.
+        "save_total_limit": 1,
         "report_to": "none",
         "disable_tqdm": True,
     }

@@ -8,8 +8,6 @@ aside what both answers of a pair have.
 """
 
 import json
-import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -19,6 +17,7 @@ from training.tune.child import (
     common_figures,
     common_settings,
     finish,
+    learn,
     load_model,
     reporter,
     work,
@@ -60,19 +59,16 @@ def train(spec: DpoSpec, progress: TextIO) -> None:
     from transformers import set_seed
 
     set_seed(spec.seed)
-    with tempfile.TemporaryDirectory(prefix="dpo-") as scratch:
-        trainer = make_trainer(spec, progress, scratch)
-        before = held_out(trainer)
-        started = time.perf_counter()
-        result = trainer.train()
-        seconds = time.perf_counter() - started
-        after = held_out(trainer)
+    trainer = make_trainer(spec, progress)
+    before = held_out(trainer)
+    _, seconds = learn(trainer)
+    after = held_out(trainer)
     figures = {f"held_out/{name}_before": value for name, value in before.items()}
     figures |= {f"held_out/{name}_after": value for name, value in after.items()}
-    finish(spec, progress, trainer, result, seconds, **figures)
+    finish(spec, progress, trainer, seconds, **figures)
 
 
-def make_trainer(spec: DpoSpec, progress: TextIO, scratch: str) -> "DPOTrainer":
+def make_trainer(spec: DpoSpec, progress: TextIO) -> "DPOTrainer":
     """TRL's trainer with the model and both data sets; the first weights' log-probabilities are computed here."""
     from trl.trainer.dpo_config import DPOConfig
 
@@ -80,7 +76,7 @@ def make_trainer(spec: DpoSpec, progress: TextIO, scratch: str) -> "DPOTrainer":
 
     model, tokenizer = load_model(spec)
     learned, pairs = load_pairs(Path(spec.dataset)), load_pairs(Path(spec.held_out))
-    common = common_settings(spec, model.num_parameters(), len(learned), scratch)
+    common = common_settings(spec, model.num_parameters(), len(learned))
     # The reference is computed without autocast; on processors bfloat16 would drown the differences of such sums.
     common["bf16"] = common["bf16"] and not common["use_cpu"] and spec.lora_rank > 0
     settings = DPOConfig(

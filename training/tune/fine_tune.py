@@ -125,11 +125,14 @@ async def _follow(process: TuningProcess, spec: Spec, phase: str, bench: Bench) 
     figures: dict[str, Any] = {}
     async with bench.computing():
         reports = process.train(spec)
-        total = (await anext(reports))["total"]
-        with bench.view.work(phase, total) as advance:
+        begin = await anext(reports)
+        earlier, total = begin["step"], begin["total"]
+        if earlier:
+            bench.view.note(f"{phase}: goes on after step {earlier} of {total}")
+        with bench.view.work(phase, total - earlier) as advance:
             async for report in reports:
                 figures = {key: value for key, value in report.items() if key not in ("event", "step", "total")}
                 if report["event"] == "step":
-                    advance(report["step"], f"loss {report['loss']:.4f}, learning rate {report['lr']:.2g}")
+                    advance(report["step"] - earlier, f"loss {report['loss']:.4f}, learning rate {report['lr']:.2g}")
                     bench.metrics.log(phase, report["step"], figures)
     return figures

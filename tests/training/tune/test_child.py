@@ -3,7 +3,9 @@
 import asyncio
 import json
 import random
+import shutil
 from dataclasses import replace
+from io import StringIO
 from types import SimpleNamespace
 
 import numpy as np
@@ -322,6 +324,39 @@ async def test_a_model_without_its_manifest_is_made_again_to_the_last_bit(traine
     second = load_weights(folder, load_checkpoint("nano").shape)
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert not draft.exists()
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_what_was_killed_goes_on_from_its_checkpoint_to_the_same_weights_to_the_last_bit(
+    trained, tmp_path, monkeypatch, rank
+):
+    class Progress(StringIO):
+        def write(self, text):
+            if '"step": 5' in text and killed:
+                raise KeyboardInterrupt
+            return super().write(text)
+
+    def train(name):
+        job = replace(spec, out=str(tmp_path / name))
+        sft_child.train(job, progress := Progress())
+        end = json.loads(progress.getvalue().splitlines()[-1])
+        steps = [report["step"] for report in map(json.loads, progress.getvalue().splitlines()) if "step" in report]
+        return load_weights(tmp_path / name, load_checkpoint("nano").shape), end, steps
+
+    lab, _ = trained
+    monkeypatch.setattr(sft_child, "CHECKPOINT_S", 0)
+    shutil.copy(lab.run.path / "phases" / "sft" / tuning.EXAMPLES, tmp_path)
+    spec = replace(spec_of(lab, tmp_path), dataset=str(tmp_path / tuning.EXAMPLES), batch_size=4, lora_rank=rank)
+    killed = True
+    with pytest.raises(KeyboardInterrupt):
+        train("model")
+    killed = False
+    weights, end, steps = train("model")
+    whole, whole_end, all_steps = train("whole")
+    assert (steps, all_steps) == ([4, 5, 6], [0, 1, 2, 3, 4, 5, 6])
+    assert all(torch.equal(weights[name], whole[name]) for name in whole)
+    assert (end["loss"], end["steps"]) == (whole_end["loss"], 6)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([tuning.EXAMPLES, "model", "whole"])
 
 
 async def test_lora_adapters_are_merged_into_the_weights(trained, tmp_path):
