@@ -148,6 +148,11 @@ class RolloutRecord:
     trace: str | None = None
 
     @property
+    def place(self) -> tuple[str, str, int]:
+        """Its place among the rollouts of a run, in whatever order they ended."""
+        return self.phase, self.task_id, self.repeat
+
+    @property
     def has_protocol(self) -> bool:
         """True if it succeeded and designed a protocol, which judges score (`society.graph.design`)."""
         return self.status == "succeeded" and set(self.outputs.get("final_protocol", ())) > {"amendments"}

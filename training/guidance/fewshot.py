@@ -66,7 +66,7 @@ class Fewshot:
         Raises:
             RunError: No earlier rollout outside the search share came out right.
         """
-        episodes = sorted(await bench.episodes(), key=lambda episode: episode.place)
+        episodes = sorted(await bench.episodes(), key=lambda episode: episode.record.place)
         search = GuidanceSearch(plan, settings, bench, [episode.record for episode in episodes])
         searched = {task.id for task in search.tasks}
         outside = [episode for episode in episodes if episode.record.task_id not in searched]

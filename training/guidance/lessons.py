@@ -68,7 +68,7 @@ class LessonsAlgorithm:
 
     async def learn(self, plan: PhasePlan, settings: LessonsSettings, bench: Bench) -> Learned:
         """Search, for one group of roles after another."""
-        episodes = sorted(await bench.episodes(), key=lambda episode: episode.place)
+        episodes = sorted(await bench.episodes(), key=lambda episode: episode.record.place)
         search = GuidanceSearch(plan, settings, bench, [episode.record for episode in episodes])
         searched = {task.id for task in search.tasks}
         outside = [episode for episode in episodes if episode.record.task_id not in searched]

@@ -36,11 +36,6 @@ class Episode:
         self._run = run
         self._adapter = adapter
 
-    @property
-    def place(self) -> tuple[str, str, int]:
-        """Its place among the rollouts of a run, in whatever order they ended."""
-        return self.record.phase, self.record.task_id, self.record.repeat
-
     def on_disk(self) -> "Episode":
         """The same episode without its spans in memory."""
         return Episode(self.record, None, self._run, self._adapter)

@@ -15,9 +15,14 @@ if TYPE_CHECKING:
     from trl.trainer.sft_trainer import SFTTrainer
 
 
+ALONE = {"RANK": "0", "WORLD_SIZE": "1"}
+"""The place of a process without others. The parent gives each rank its own in these variables."""
+
+
 def rank_of() -> tuple[int, int]:
-    """This process's rank and the number of ranks, by what the parent has set where there are several."""
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    """This process's rank and the number of ranks."""
+    rank, ranks = (int(os.environ.get(name, usual)) for name, usual in ALONE.items())
+    return rank, ranks
 
 
 def hold_meeting(descriptor: int) -> Any:

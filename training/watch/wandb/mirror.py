@@ -109,13 +109,14 @@ class Mirror:
         self._service.connect()
         count = lines_in_files(self._folder)
         shown = start_wandb(self._run, run_id(self._run), self._config, self._key, online=mode == "online")
+        feed = Feed(self._run, shown, count if shown.offline else shown.starting_step)
         if shown.offline:
             self._rest = f"send the run to W&B with: wandb sync {self._folder}"
             self._report(f"W&B is offline: watch live with: wandb leet {self._folder}")
         else:
-            self._rest, count = "a start with --resume sends the rest", shown.starting_step
+            self._rest = "a start with --resume sends the rest"
             self._report(f"W&B: {shown.url}")
-        return shown, Feed(self._run, shown, count)
+        return shown, feed
 
     def _follow(self, shown: "wandb.Run", feed: Feed) -> None:
         """Send lines until the run ends, then let W&B end."""
