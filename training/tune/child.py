@@ -301,7 +301,7 @@ def reporter(progress: TextIO, figures: Callable[[dict[str, Any]], Mapping[str, 
 
     class Reporter(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            tell(progress, "begin", step=state.global_step, total=state.max_steps)
+            tell(progress, "begin", done=state.global_step, total=state.max_steps)
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             if logs is not None and "loss" in logs:

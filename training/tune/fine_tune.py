@@ -126,7 +126,7 @@ async def _follow(process: TuningProcess, spec: Spec, phase: str, bench: Bench) 
     async with bench.computing():
         reports = process.train(spec)
         begin = await anext(reports)
-        earlier, total = begin["step"], begin["total"]
+        earlier, total = begin["done"], begin["total"]
         if earlier:
             bench.view.note(f"{phase}: goes on after step {earlier} of {total}")
         with bench.view.work(phase, total - earlier) as advance:
