@@ -159,9 +159,10 @@ def read_tasks(config: "DataConfig") -> tuple[list[ResearchTask], Source, str]:
 
 
 def generated(config: "DataConfig") -> list[ResearchTask]:
-    from chimera.data.generated import review, tasks
-
-    generate = review.generate if config.family == "review" else tasks.generate
+    if config.family == "review":
+        from chimera.data.generated.review import generate
+    else:
+        from chimera.data.generated.tasks import generate
     return [task.task for task in generate(config.size, seed=config.seed, levels=config.levels)]
 
 

@@ -97,7 +97,7 @@ class LabBench:
         side_call = await self._side.make("ask", slot, self.versions[slot], messages, **options)
         return read_completions(side_call.response, f"model {slot!r}")[0]
 
-    fine_tune = fine_tune
+    fine_tune = fine_tune  # The function takes the bench first.
 
     def spent(self) -> Mapping[str, float]:
         return {**self._side.spent(), **self._replays.spent()}

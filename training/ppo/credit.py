@@ -5,8 +5,9 @@ Advantages are made of credit later, in `training.ppo.engine.advantages`.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from agents.schemas import ExperimentProtocol, Hypothesis
 from agents.visit.quoting import texts_read
@@ -50,6 +51,14 @@ class RewardedCalls:
         return 0.0 if self.settings.reward else call.immediate
 
 
+class Credit(Protocol):
+    """One way to give credit: a key of the phase's `credit`."""
+
+    def __call__(self, rollout: RewardedCalls, place: int) -> float:
+        """What the call at `place` earns; it earns the rollout's reward (`Call.outcome`)."""
+        ...
+
+
 def broadcast(rollout: RewardedCalls, place: int) -> float:
     """The rollout's whole reward."""
     return rollout.whole
@@ -80,14 +89,13 @@ def counterfactual(rollout: RewardedCalls, place: int) -> float:
     return rollout.own(rollout.calls[place]) + (rollout.rest - rollout.rest_of_first)
 
 
-CREDITS: Mapping[str, Callable[[RewardedCalls, int], float]] = {
+CREDITS: Mapping[str, Credit] = {
     "broadcast": broadcast,
     "calls": by_call,
     "return_to_go": return_to_go,
     "sub_goals": sub_goals,
     "counterfactual": counterfactual,
 }
-"""By the phase's `credit`, what the call at a place earns; it earns the rollout's reward (`Call.outcome`)."""
 
 
 def credit(

@@ -59,7 +59,7 @@ class CallGradients:
 
         objective = record.objective
         if len(response) != len(record.mask):
-            raise ValueError(f"the record of {record.response_id} does not tell the objective of its tokens")
+            raise ValueError(f"the record of {record.response_id} is of another response")
         model = self._model(folder)
         model.zero_grad(set_to_none=True)
         ids = torch.tensor([[*prompt, *response]])

@@ -37,7 +37,7 @@ LARGE_MODEL = 500_000_000
 """From this number of parameters on, activations are recomputed (gradient checkpointing) instead of kept."""
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 CHECKPOINT_S = 300.0
-"""After so many seconds of learning a checkpoint is written, which is what a kill costs at most."""
+"""After so many seconds of learning a checkpoint is written: a kill costs little more."""
 EPOCH_STATE = "epoch_state"
 """File of a checkpoint, written last: torch's random state when the epoch began, which gives the order of examples."""
 UNUSED = ("wandb", "sklearn")
@@ -276,7 +276,7 @@ def finish(spec: Spec, progress: TextIO, trainer: Any, seconds: float, **figures
 
     weights, adapter = plain_weights(trainer.model)
     write_model(Path(spec.out), weights, Path(spec.model), adapter)
-    for folder in checkpoints_of(spec).parent.glob(f".{Path(spec.out).name}-*"):  # Also of a job with other settings.
+    for folder in Path(spec.dataset).parent.glob(f".{Path(spec.out).name}-*"):  # Also of a job with other settings.
         shutil.rmtree(folder)
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     tell(

@@ -37,5 +37,5 @@ def test_the_gradient_of_the_only_call_is_the_updates(serving_model, tmp_path, t
     assert len(before.by_logits) == len(RESPONSE)
     after = gradients.of(tmp_path / "after", learned, PROMPT, RESPONSE)
     assert after.by_weights != pytest.approx(before.by_weights, rel=1e-3)
-    with pytest.raises(ValueError, match="does not tell the objective"):
+    with pytest.raises(ValueError, match="of another response"):
         gradients.of(folder, learned, PROMPT, RESPONSE[:2])
