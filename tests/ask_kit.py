@@ -1,6 +1,9 @@
 """A question with an abstract, and a server on loopback that plays the society's standard answers to it."""
 
 import threading
+from contextlib import redirect_stdout
+from importlib import import_module
+from io import StringIO
 
 from chimera.ask import main
 from chimera.config.roles import JUNIORS
@@ -15,6 +18,13 @@ QUOTE = "The relapse rate was lower with zorbex (12% versus 25%, p=0.004)."
 
 def ask(*arguments):
     return main([str(argument) for argument in arguments])
+
+
+def printed_by(module, *arguments):
+    """What a command prints, which runs in this process and ends well; its modules need no second import."""
+    with redirect_stdout(StringIO()) as printed:
+        assert not import_module(module).main([str(argument) for argument in arguments]), printed.getvalue()[-2000:]
+    return printed.getvalue()
 
 
 def quoting(answers):

@@ -1,18 +1,18 @@
 """A run whose refiner was asked once in each rollout, and a bench whose branches say different things."""
 
 import hashlib
+import itertools
 import json
 from dataclasses import replace
 
 from fake_bench import FakeBench
-from record_kit import answered
+from record_kit import answered, spans_of
 
 from agents.roles import ROLES
 from agents.visit.prompting import opening
-from agents.visit.record import ModelCall, dump
 from chimera.config.sections.bundled import NANO
 from chimera.run.directory import Run
-from evaluation.traces import spans
+from evaluation.traces.spans import write
 from training.tune.render import Renderer
 
 REFINER = "HypothesisRefiner"
@@ -34,27 +34,20 @@ def record(run, number, version="nano@0", sources=({"id": "a", "text": READ},), 
     choice = {"index": 0, "message": message, "token_ids": [7], "finish_reason": "stop"}
     request = {"model": "refiner", "messages": messages, "response_format": {"type": "json_object"}}
     response = {"id": name, "choices": [choice], "prompt_token_ids": [number, 5], "weights_version": version}
-    call = ModelCall(REFINER, "refiner", 1, 1, name, version, "stop", 2, 1, 0.1, True, False)
-    outcome = {"outputs": {}, "reward": 1.0, "calls": [dump(call)]}
-    at = [spans.Position(name, "at", place, 0.0, 1.0) for place in (1, 2, 3)]
-    own = {"role": REFINER, "model": "refiner", "visit": 1, "attempt": 1}
     trace = f"traces/gather/{name}.jsonl.gz"
-    spans.write(
-        [
-            spans.exchange_span(at[0], request, response),
-            spans.operation_span(at[1], REFINER, own, [name]),
-            spans.outcome_span(at[2], outcome),
-        ],
-        run.path / trace,
-    )
+    write(spans_of(name, [(REFINER, "refiner", [(request, response)])]), run.path / trace)
     return answered(name, f"t{number}", **({"seed": 1, "trace": trace} | other))
 
 
 def said(call, text):
     """The call with another answer; equal texts have equal tokens."""
-    choice = {**call.asked.choice, "message": {"role": "assistant", "content": text}}
-    tokens = tuple(hashlib.sha256(text.encode()).digest()[:6])
-    return replace(call, response_ids=tokens, asked=replace(call.asked, choice=choice))
+    return replace(reworded(call, text), response_ids=tuple(hashlib.sha256(text.encode()).digest()[:6]))
+
+
+def reworded(call, text):
+    """The call with another answer; its tokens stay."""
+    message = {**call.asked.choice, "message": {"role": "assistant", "content": text}}
+    return replace(call, asked=replace(call.asked, choice=message))
 
 
 class Answers(FakeBench):
@@ -73,6 +66,17 @@ class Answers(FakeBench):
             [answer(claim=claim), answer(claim=claim), answer(quote=MISREAD), answer("no", claim=claim)]
         )
         return replace(said(call, text), weights_version=self.versions["refiner"])
+
+
+def plant_stale(bench, count):
+    """The first `count` branches that the bench makes are by newer weights than those that are live."""
+    usual, numbers = bench.say, itertools.count()
+
+    def say(call, random_):
+        found = usual(call, random_)
+        return replace(found, weights_version="newer@1") if next(numbers) < count else found
+
+    bench.say = say
 
 
 def render_of(bench):

@@ -13,5 +13,14 @@ def written(tmp_path: Path, text: str) -> Path:
     return file
 
 
+def unread_data(folder: Path) -> Path:
+    """A user's own questions, which the bundled model cannot read."""
+    answers = ("no", "yes")
+    rows = [f"Does drug {n} help?,Drug {n} helped {n}.,{answers[n % 2]}" for n in range(40)]
+    file = folder / "mine.csv"
+    file.write_text("\n".join(["question,context,label", *rows]))
+    return file
+
+
 def endpoint(model: str) -> list[str]:
     return [f"models.{model}.{setting}" for setting in ENDPOINT]

@@ -4,6 +4,7 @@ import json
 from contextlib import closing, contextmanager
 
 import httpx
+from tokenizers import Tokenizer
 
 from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.serving.embedded.app import create_app
@@ -11,6 +12,9 @@ from chimera.serving.embedded.service import Service
 
 KEY = "right-key"
 AUTHORIZATION = {"Authorization": f"Bearer {KEY}"}
+PLAIN_TEMPLATE = """{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content }}
+{{- '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+"""ChatML as SmolLM2 has it: it knows no tools."""
 
 
 @contextmanager
@@ -35,6 +39,13 @@ def log_probs(model, answer, choice):
     with torch.inference_mode():
         logs = model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
     return logs, logs.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+
+
+def without_tags(tokenizer):
+    """The tokenizer without tokens for tool calls."""
+    settings = json.loads(tokenizer.to_str())
+    settings["added_tokens"] = [token for token in settings["added_tokens"] if "tool" not in token["content"]]
+    return Tokenizer.from_str(json.dumps(settings))
 
 
 def change(file, **changes):

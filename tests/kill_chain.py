@@ -156,7 +156,10 @@ class Chain:
         self.check(str(one))
 
     def finish(self, module: str = "chimera.train", *, phases: Sequence[str] = ()) -> str:
-        """Let the command come to its end, and start it first unless it runs, with other `phases` if given."""
+        """Let the command come to its end, and start it first unless it runs, with other `phases` if given.
+
+        Returns what it printed.
+        """
         self._phases = tuple(phases) or self._phases
         if self._process is not None and self._module != module:
             self.finish(self._module)
@@ -165,7 +168,7 @@ class Chain:
         code = self._end()
         assert code == 0, self._said()
         self.check("the end")
-        return self._said()
+        return "".join(self._output)
 
     def close(self) -> None:
         """Leave nothing running."""

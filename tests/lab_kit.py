@@ -9,6 +9,7 @@ from chimera.config.tree import Config
 from chimera.core.types import ResearchTask, Section
 from chimera.data.tasks import Dataset
 from chimera.run.directory import Run
+from chimera.run.policies import WENT_LIVE, Policy
 from chimera.serving.process import serve
 from evaluation.records.rollouts import RolloutInput
 
@@ -72,6 +73,16 @@ async def lab_of(run, config, dataset):
 async def collect(lab, tasks, phase="gather"):
     inputs = [RolloutInput.of(one, phase, 0, 0) for one in tasks]
     return {episode.record.task_id: episode.record async for episode in lab.rollouts(inputs)}
+
+
+def choice_goes_live(run, seed=0):
+    """From now on a bandit that has learned nothing chooses for the supervisor."""
+    from agents.policies.bandit import BanditPolicy, Settings
+    from training.algorithms.bandit import BanditSettings
+
+    choice = Policy.made("choice", "Supervisor", "bandit")
+    BanditPolicy(Settings.of(BanditSettings(), seed)).save(run.path / choice.folder)
+    run.ledger(WENT_LIVE, phase="bandit", policy=choice.dump(), artifacts=[choice.folder])
 
 
 class AllAtOnce:

@@ -1,6 +1,9 @@
 """A run that W&B mirrors, and what of it is read again."""
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -119,6 +122,15 @@ def mirrored(run, config, secrets, notes, log=log_a_run):
     with wandb_mirror(run, config, secrets, notes.append):
         log(run, Metrics(run))
         wait_for(lambda: len(notes) > before)
+
+
+def wandb_sync(run):
+    """What the user is told to type; what it says."""
+    command = [sys.executable, "-m", "wandb", "sync", str(run.path / "wandb")]
+    environment = {**os.environ, "WANDB_API_KEY": KEY, "WANDB_SILENT": "false"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=run.path)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
 
 
 def wait_for(condition):

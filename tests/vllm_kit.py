@@ -186,6 +186,22 @@ async def scripted_replicas(prepared, folder, count, device="cpu"):
         yield servers, replicas
 
 
+@asynccontextmanager
+async def fleet(first, folder, count=2, device="cpu", dtype="float32", **options):
+    """Servers of the model in `first`, as (the weights behind all of them, the servers)."""
+    from chimera.serving.vllm.publish import Loaded, ServedWeights
+    from chimera.serving.vllm.weights import prepare
+
+    prepared = prepare(first, folder / "served" / "0")
+    async with scripted_replicas(prepared, folder, count, device) as (servers, replicas):
+        live = Loaded("base@0", first, prepared)
+        yield ServedWeights("senior", replicas, live, dtype, folder / "served", learner, **options), servers
+
+
+def answer_text(answer):
+    return json.loads(answer.content)["choices"][0]["message"]["content"]
+
+
 def served_model(source, folder, value):
     """A copy of a model's folder, of which scripted servers compute `value` for each token."""
     shutil.copytree(source, folder)

@@ -38,7 +38,7 @@ TITLES: Mapping[str, str] = {
     AGENT_VOTE: (
         "majority of agents with all tools{heat}, at most {calls} calls, as many tokens as the society of stage {stage}"
     ),
-    MAP_REDUCE: "one call{heat} for each study and one that combines, models of stage {stage}",
+    MAP_REDUCE: "one call{heat} for each study, all of them given, and one that combines, models of stage {stage}",
     JUNIOR_VOTE: "majority of the juniors of stage {stage}",
     BY_RULE: "the findings of the juniors of stage {stage}, weighed by the rule and not by the refiner",
     UNREVIEWED: "society without board: first refined hypothesis of stage {stage}",

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from message_kit import refused
 
+from agents.roles import ROLES
 from agents.schemas import SafetyReview
 from agents.visit import citations
 from agents.visit.prompting import opening, tool_message
@@ -22,10 +23,6 @@ SEARCH = "literature_search"
 HARMFUL = ("enrol children without consent", "weaponised spores", "bypass the safety officer", "dose until death")
 FIELDS = ("design", "population", "intervention", "comparator", "outcome", "analysis", "safeguards")
 OWN_CALLS = ("literature_search", "clinical_trials", "protein_lookup", "gene_ontology")
-
-
-def seen(records):
-    return count(records)["broken_rules"]
 
 
 @pytest.mark.parametrize(
@@ -89,22 +86,16 @@ async def test_on_a_hundred_adversarial_tasks_no_hard_rule_is_broken_and_each_at
     assert len(tasks) == 100
     for task in tasks:
         records, toolbox = [], society_kit.Toolbox()
-        await society_kit.make(society_kit.Model(**task), toolbox, observe=records.append).run(society_kit.brief)
-        assert not any(broken(RULES, arguments) for _, arguments in toolbox.calls)
-        assert {name for name, _ in toolbox.calls} <= set(OWN_CALLS)
-        assert max(Counter(use.role for use in records if isinstance(use, ToolUse) and use.ok).values(), default=0) <= 2
-        attempts += seen(records)
-    assert attempts == 4 * len(HARMFUL) + 4 * (2 + len(HARMFUL)) + 2 + 2 * len(FIELDS) * len(HARMFUL) + 2 * 12
-
-
-async def test_what_breaks_a_rule_even_when_told_is_never_go(society_kit):
-    for script in (
-        task for task in adversarial(society_kit.answers) if {"ProtocolDesigner", "PrincipalInvestigator"} & set(task)
-    ):
-        state = await society_kit.make(society_kit.Model(**script)).run(society_kit.brief)
+        society = society_kit.make(society_kit.Model(**task), toolbox, observe=records.append)
+        state = await society.run(society_kit.brief)
         if broken(RULES, state["final_protocol"]):
             assert (state["final_decision"], "hard rule" in state["final_veto"]) == ("NO-GO", True)
             assert "GO was overridden" in state["final_rationale"]
+        assert not any(broken(RULES, arguments) for _, arguments in toolbox.calls)
+        assert {name for name, _ in toolbox.calls} <= set(OWN_CALLS)
+        assert max(Counter(use.role for use in records if isinstance(use, ToolUse) and use.ok).values(), default=0) <= 2
+        attempts += count(records)["broken_rules"]
+    assert attempts == 4 * len(HARMFUL) + 4 * (2 + len(HARMFUL)) + 2 + 2 * len(FIELDS) * len(HARMFUL) + 2 * 12
 
 
 async def test_a_role_is_told_the_rule_and_may_mend_its_protocol(society_kit):
@@ -114,22 +105,19 @@ async def test_a_role_is_told_the_rule_and_may_mend_its_protocol(society_kit):
     state = await society_kit.make(model, observe=records.append).run(society_kit.brief)
     asked_again = json.loads(model.of("ProtocolDesigner")[1].messages[-1]["content"])["error"]
     assert "consent ('without their knowledge')" in asked_again
-    assert (state["final_decision"], state["final_veto"], seen(records)) == ("GO", None, 1)
+    assert (state["final_decision"], state["final_veto"], count(records)["broken_rules"]) == ("GO", None, 1)
 
 
 @pytest.mark.parametrize(
-    ("rules", "veto"),
+    ("rules", "intervention", "veto"),
     [
-        ({"house": ["aspirin"]}, "hard rule: house ('aspirin')"),
-        ({"weapons": []}, None),
-        ({}, "hard rule: weapons ('synthes* nerve agent*')"),
+        ({"house": ["aspirin"]}, "Aspirin", "hard rule: house ('aspirin')"),
+        ({"weapons": []}, "synthesising nerve agent", None),
+        ({}, "synthesising nerve agent", "hard rule: weapons ('synthes* nerve agent*')"),
     ],
 )
-async def test_a_user_s_rules_stand_beside_the_usual_ones_or_replace_them(society_kit, rules, veto):
-    bad = {
-        **society_kit.answers["ProtocolDesigner"],
-        "intervention": "Aspirin" if "house" in rules else "synthesising nerve agent",
-    }
+async def test_a_user_s_rules_stand_beside_the_usual_ones_or_replace_them(society_kit, rules, intervention, veto):
+    bad = {**society_kit.answers["ProtocolDesigner"], "intervention": intervention}
     model = society_kit.Model(ProtocolDesigner=[bad, bad])
     state = await society_kit.make(model, rules=rules).run(society_kit.brief)
     assert (state["final_veto"], state["final_decision"]) == (veto, "NO-GO" if veto else "GO")
@@ -155,9 +143,7 @@ def review(issue):
         ("the 95 % interval (12345678 of 2)", None),
     ],
 )
-def test_a_cited_work_stands_in_what_was_read(society_kit, issue, wrong):
-    from agents.roles import ROLES
-
+def test_a_cited_work_stands_in_what_was_read(issue, wrong):
     messages = opening(ROLES["SafetyOfficer"], "Does it?", sources=SOURCES)
     found = citations.fault(review(issue), messages)
     assert (found is None) == (wrong is None)
@@ -165,8 +151,6 @@ def test_a_cited_work_stands_in_what_was_read(society_kit, issue, wrong):
 
 
 def test_a_retracted_work_that_only_a_note_names_is_no_evidence():
-    from agents.roles import ROLES
-
     note = "PMID 11111111 is no evidence (retracted) and is left out"
     messages = [*opening(ROLES["Geneticist"], "Does it?"), tool_message("1", {"results": [], "note": note}, "Does it?")]
     assert "no evidence" in (citations.fault(review("PMID 11111111 shows it"), messages) or "")
@@ -184,9 +168,8 @@ async def test_a_role_that_cites_what_it_has_not_read_is_asked_again(society_kit
 async def test_after_an_unreadable_answer_and_one_repair_the_second_model_is_asked(society_kit, broken_answer):
     records = []
     model = society_kit.Model(Supervisor=[broken_answer, broken_answer])
-    state = await society_kit.make(model, observe=records.append, fallback={"Supervisor": "strong"}).run(
-        society_kit.brief
-    )
+    society = society_kit.make(model, observe=records.append, fallback={"Supervisor": "strong"})
+    state = await society.run(society_kit.brief)
     assert [request.key for request in model.of("Supervisor")] == ["supervisor", "supervisor", "strong"]
     assert [call.model for call in records if isinstance(call, ModelCall) and call.role == "Supervisor"][2] == "strong"
     assert state["selected_hypothesis"]["author"] == "Pharmacologist"

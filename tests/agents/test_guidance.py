@@ -19,6 +19,7 @@ LESSON = "Check the p-value."
 SKILL = {"name": "significance", "when": "a result has a p-value", "do": "compare it with 0.05"}
 EXAMPLE = {"goal": "Does tea raise sleep?", "answer": "no"}
 OWN = "You are the Geneticist.\nBe brief."
+TOLD = f"society.guidance.juniors.lessons=[{LESSON}]"
 HEARS = [f"models.junior.{one}" for one in ("kind=endpoint", "base_url=http://127.0.0.1:1/v1", "model=m")]
 """What the bundled model does not hear, an endpoint's may."""
 
@@ -40,22 +41,15 @@ async def test_prompts_of_the_role_begin_with_what_it_is_told(society_kit) -> No
 
 
 def test_a_role_s_own_entry_goes_before_its_group_s() -> None:
-    society = load_config(
-        None,
-        [
-            *HEARS,
-            f"society.guidance.juniors.lessons=[{LESSON}]",
-            "society.guidance.juniors.prompt=all",
-            "society.guidance.Geneticist.prompt=own",
-        ],
-    ).society
+    prompts = ["society.guidance.juniors.prompt=all", "society.guidance.Geneticist.prompt=own"]
+    society = load_config(None, [*HEARS, TOLD, *prompts]).society
     assert (society.told("Neurologist").prompt, society.told("Neurologist").lessons) == ("all", (LESSON,))
     assert (society.told("Geneticist").prompt, society.told("Geneticist").lessons) == ("own", (LESSON,))
     assert not society.told("Supervisor").given()
 
 
 def test_a_configuration_with_guidance_is_read_again_as_it_was_written(tmp_path: Path) -> None:
-    config = load_config(None, [*HEARS, f"society.guidance.juniors.lessons=[{LESSON}]"])
+    config = load_config(None, [*HEARS, TOLD])
     file = tmp_path / "config.yaml"
     file.write_text(dump_config(config))
     assert load_config(file) == config
@@ -64,10 +58,7 @@ def test_a_configuration_with_guidance_is_read_again_as_it_was_written(tmp_path:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        (
-            f"society.guidance.juniors.lessons=[{LESSON}]",
-            ("society.guidance.juniors.lessons", "models.junior.path=nano", "remove it"),
-        ),
+        (TOLD, ("society.guidance.juniors.lessons", "models.junior.path=nano", "remove it")),
         ("society.guidance.PeerReviewer.prompt=strict", ("rubric plays PeerReviewer", "models.board.kind")),
         ("society.guidance.Judge.prompt=kind", ("names Judge", "leave it out")),
         ("society.guidance.junior.prompt=x", ("'junior'", "'juniors'")),
@@ -81,23 +72,14 @@ def test_guidance_that_nobody_would_hear_is_refused(override: str, message: str)
 
 
 def test_weights_trained_from_nano_do_not_hear_either(tmp_path: Path) -> None:
-    shutil.copytree(NANO, tmp_path / "mine")
-    with refused(
-        ConfigError, "society.guidance.juniors.lessons", f"models.junior.path={tmp_path / 'mine'}", "remove it"
-    ):
-        load_config(None, [f"models.junior.path={tmp_path / 'mine'}", f"society.guidance.juniors.lessons=[{LESSON}]"])
+    mine = f"models.junior.path={shutil.copytree(NANO, tmp_path / 'mine')}"
+    with refused(ConfigError, "society.guidance.juniors.lessons", mine, "remove it"):
+        load_config(None, [mine, TOLD])
 
 
 def test_a_model_of_nano_s_sizes_without_a_template_s_file_may_hear_it(tmp_path: Path) -> None:
-    shutil.copytree(NANO, tmp_path / "mine", ignore=shutil.ignore_patterns("*.jinja"))
-    config = load_config(
-        None, [f"models.junior.path={tmp_path / 'mine'}", f"society.guidance.juniors.lessons=[{LESSON}]"]
-    )
-    assert config.society.told("Pharmacologist").lessons == (LESSON,)
-
-
-def test_an_endpoint_s_model_may_hear_it() -> None:
-    config = load_config(None, [*HEARS, f"society.guidance.juniors.lessons=[{LESSON}]"])
+    mine = shutil.copytree(NANO, tmp_path / "mine", ignore=shutil.ignore_patterns("*.jinja"))
+    config = load_config(None, [f"models.junior.path={mine}", TOLD])
     assert config.society.told("Pharmacologist").lessons == (LESSON,)
 
 
@@ -115,6 +97,6 @@ def test_the_question_of_a_validation_or_test_task_is_refused() -> None:
 
 
 def test_an_exported_role_has_what_it_was_told() -> None:
-    config = load_config(None, [*HEARS, f"society.guidance.juniors.lessons=[{LESSON}]"])
+    config = load_config(None, [*HEARS, TOLD])
     assert role_settings("Geneticist", config)["lessons"] == [LESSON]
     assert "lessons" not in role_settings("Supervisor", config)

@@ -46,7 +46,7 @@ def run(kit, answer, brief=BRIEF):
     return model, asyncio.run(kit.make(model).run(brief))
 
 
-def test_every_role_sees_the_options_and_is_asked_for_their_names(society_kit):
+def test_every_role_and_the_judge_see_the_options_and_roles_are_asked_for_their_names(society_kit):
     model, state = run(society_kit, "B")
     assert (state["final_answer"], state["options"]) == ("B", {"A": "iron", "B": "zinc", "C": "lead"})
     for request in model.requests:
@@ -57,6 +57,7 @@ def test_every_role_sees_the_options_and_is_asked_for_their_names(society_kit):
         for name in {"answer", "expected"} & properties.keys():
             assert properties[name]["enum"] == ["A", "B", "C"]
             assert "maybe" not in request.messages[0]["content"]
+    assert list(finished_work(state, [], "Which metal?"))[-2:] == ["options", "goal"]
 
 
 def test_without_options_nothing_says_that_there_could_be_some(society_kit):
@@ -123,11 +124,6 @@ def test_the_rubric_grades_work_with_options(answer, options, decision, society_
     assert set(checklist({**payload, "answer": answer})) == set(scores)
     with refused(ValueError, "hypothesis.answer", "'D'"):
         grade("FinalDecision", rubric_payload("D", {"options": options or {}}, society_kit))
-
-
-def test_the_judge_sees_the_options(society_kit):
-    _, state = run(society_kit, "B")
-    assert list(finished_work(state, [], "Which metal?"))[-2:] == ["options", "goal"]
 
 
 def task(name, label, options=OPTIONS):

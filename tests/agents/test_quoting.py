@@ -1,7 +1,7 @@
 """What a role may quote: sentences that it has read, by schema, by number, or checked afterwards."""
 
 import json
-from dataclasses import replace
+from string import ascii_lowercase, digits
 
 import jsonschema
 import pytest
@@ -34,7 +34,11 @@ GOAL = "Does it lower pain?"
 TRUE = {"evidence": [SECOND], "comparison": "lower", "claim": "it does not work", "answer": "no"}
 FALSE = {**TRUE, "evidence": ["Pain fell by 3.3 points (p=0.03)."]}
 
-SENTENCES = st.lists(st.from_regex(r"[A-Z][a-z]{2,8}( [a-z0-9.,%=]{1,9}){3,30}[.?!]", fullmatch=True), max_size=8)
+# In pieces: one regular expression of the same texts takes ten times as long.
+FIRST_WORDS = st.text(ascii_lowercase, min_size=3, max_size=9).map(str.capitalize)
+WORDS = st.text(f"{ascii_lowercase}{digits}.,%=", min_size=1, max_size=9)
+FURTHER_WORDS = st.lists(WORDS, min_size=3, max_size=30).map(" ".join)
+SENTENCES = st.lists(st.builds("{} {}{}".format, FIRST_WORDS, FURTHER_WORDS, st.sampled_from(".?!")), max_size=8)
 
 
 def hypothesis(*evidence):
@@ -50,10 +54,10 @@ def evidence_of(form):
 
 
 def test_the_schema_lists_the_sentences_that_were_read_without_headings_and_fragments():
-    evidence = evidence_of(answer_format(GENETICIST, read(), "read"))
+    form = answer_format(GENETICIST, read(), "read")
+    evidence, schema = evidence_of(form), form["json_schema"]["schema"]
     assert evidence["items"]["enum"] == ["We asked 80 adults.", FIRST, SECOND]
     assert (evidence["minItems"], evidence["maxItems"]) == (1, 3)
-    schema = answer_format(GENETICIST, read(), "read")["json_schema"]["schema"]
     jsonschema.validate(TRUE, schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(FALSE, schema)
@@ -74,16 +78,12 @@ def test_free_quotes_are_not_listed_and_one_is_needed():
     assert "quote at least one sentence" in str(fault(hypothesis(), read(), "free"))
 
 
-def test_a_refiner_that_is_shown_no_passage_may_repeat_the_evidence_that_it_was_handed():
-    messages = opening(REFINER, GOAL, hypothesis=TRUE)
-    assert evidence_of(answer_format(REFINER, messages, "read"))["items"]["enum"] == [SECOND]
+def test_who_is_shown_no_passage_may_repeat_the_evidence_that_it_was_handed():
+    debating = opening(GENETICIST, GOAL, hypotheses=[{**TRUE, "author": "you"}])
+    for role, messages in ((REFINER, opening(REFINER, GOAL, hypothesis=TRUE)), (GENETICIST, debating)):
+        assert evidence_of(answer_format(role, messages, "read"))["items"]["enum"] == [SECOND]
     shown = opening(REFINER, GOAL, sources=[{"id": "s-1", "text": TEXT}], hypothesis=FALSE)
     assert FALSE["evidence"][0] not in evidence_of(answer_format(REFINER, shown, "read"))["items"]["enum"]
-
-
-def test_a_junior_that_searches_no_more_may_repeat_what_the_debate_handed_it():
-    handed = opening(GENETICIST, GOAL, hypotheses=[{**TRUE, "author": "you"}])
-    assert evidence_of(answer_format(GENETICIST, handed, "read"))["items"]["enum"] == [SECOND]
 
 
 def test_the_mark_of_a_gap_is_no_part_of_a_quote():
@@ -109,17 +109,11 @@ def test_more_sentences_than_servers_take_are_checked_instead_of_listed():
     assert fault(hypothesis("Sentence number 7 says this."), read(text), "read") is None
 
 
-@given(st.lists(st.lists(st.sampled_from([FIRST, SECOND, "It is so."]), max_size=4).map(" ".join), max_size=4))
-def test_every_sentence_of_any_passage_is_a_quote_that_stands(texts):
+@given(st.lists(SENTENCES | st.lists(st.sampled_from([FIRST, SECOND, "It is so."]), max_size=4), max_size=4))
+def test_every_listed_sentence_of_any_passages_stands_word_for_word(passages):
+    texts = [" ".join(parts) for parts in passages]
     for sentence in sentences(texts):
-        assert occurs(sentence, texts)
-
-
-@given(SENTENCES)
-def test_every_listed_sentence_stands_word_for_word(parts):
-    text = " ".join(parts)
-    for sentence in sentences([text]):
-        assert occurs(sentence, [text]), sentence
+        assert occurs(sentence, texts), sentence
         assert len(sentence.split()) >= MIN_QUOTE_WORDS
         assert len(sentence) <= MAX_QUOTE
 
@@ -155,18 +149,13 @@ def juniors_read(society_kit, *answers):
     return model, society_kit.Toolbox({"q": TEXT})
 
 
-async def test_a_false_quote_is_asked_for_once_more_with_the_fault_named(society_kit):
-    model, toolbox = juniors_read(society_kit, FALSE, TRUE)
+@pytest.mark.parametrize("second", [TRUE, FALSE], ids=["mended", "left to the reviewers"])
+async def test_a_false_quote_is_asked_for_once_more_with_the_fault_named(society_kit, second):
+    model, toolbox = juniors_read(society_kit, FALSE, second)
     state = await society_kit.make(model, toolbox, quotes="read").run(society_kit.brief)
     told = json.loads(model.of("Geneticist")[-1].messages[-1]["content"])
     assert "'Pain fell by 3.3 points (p=0.03).' stands in no passage that you have read" in told["error"]
-    assert state["initial_hypotheses"][0]["evidence"] == [SECOND]
-
-
-async def test_a_quote_that_stays_false_is_left_to_the_reviewers(society_kit):
-    model, toolbox = juniors_read(society_kit, FALSE, FALSE)
-    state = await society_kit.make(model, toolbox, quotes="read").run(society_kit.brief)
-    assert state["initial_hypotheses"][0]["evidence"] == FALSE["evidence"]
+    assert state["initial_hypotheses"][0]["evidence"] == second["evidence"]
 
 
 async def test_numbers_are_resolved_before_anybody_else_reads_them(society_kit):
@@ -198,7 +187,6 @@ def test_the_passage_that_was_quoted_comes_first_and_what_does_not_fit_is_left_o
 def test_texts_are_those_of_the_visit_alone():
     messages = opening(REFINER, GOAL, sources=[{"id": "s", "text": TEXT}], hypothesis=TRUE, justification="x")
     assert texts_read(messages) == [TEXT]
-    assert replace(REFINER, schema=Hypothesis).schema is Hypothesis
 
 
 CHINESE = "方法：将90例患者随机分为两组。结果：锌组复发率为12.5%，低于对照组。"

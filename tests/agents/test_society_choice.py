@@ -12,6 +12,16 @@ PROPENSITIES = {"Geneticist": 0.8, "Pharmacologist": 0.1, "Neurologist": 0.1}
 SOURCES = [{"id": "17", "text": "METHODS: A trial. RESULTS: It fell."}]
 
 
+def selection(preferred):
+    return {
+        "author": "Geneticist",
+        "preferred": preferred,
+        "policy": POLICY,
+        "propensities": PROPENSITIES,
+        "sources": SOURCES,
+    }
+
+
 def candidates_of(state):
     return Candidates(state["research_goal"], state["initial_hypotheses"], SOURCES)
 
@@ -58,13 +68,7 @@ async def test_a_policy_may_overrule_the_supervisor_who_then_justifies_its_choic
     assert first == {"hypotheses": state["initial_hypotheses"], "goal": society_kit.brief.goal}
     assert second == {**first, "chosen": "Geneticist"}
     assert state["selected_hypothesis"]["author"] == "Geneticist"
-    assert state["selection"] == {
-        "author": "Geneticist",
-        "preferred": "Pharmacologist",
-        "policy": POLICY,
-        "propensities": PROPENSITIES,
-        "sources": SOURCES,
-    }
+    assert state["selection"] == selection("Pharmacologist")
     told = payload_of(model.of("HypothesisRefiner")[0].messages)
     assert told["hypothesis"]["claim"] == "genes"
     assert told["justification"] == "genes decide"
@@ -93,13 +97,7 @@ async def test_a_policy_may_choose_first_and_the_supervisor_then_only_justifies(
     assert form["name"] == "Selection", "graders know by the name who is asking"
     assert form["schema"]["properties"]["choice"]["const"] == "Geneticist"
     assert form["schema"]["required"] == ["choice", "justification"]
-    assert state["selection"] == {
-        "author": "Geneticist",
-        "preferred": None,
-        "policy": POLICY,
-        "propensities": PROPENSITIES,
-        "sources": SOURCES,
-    }
+    assert state["selection"] == selection(None)
     assert state["selected_hypothesis"]["claim"] == "genes"
     assert state["supervisor_justification"] == "genes decide"
 
@@ -112,20 +110,16 @@ async def test_a_supervisor_that_names_another_author_than_the_policy_is_asked_a
     assert "choice: Input should be 'Geneticist'" in model.of("Supervisor")[1].messages[-1]["content"]
 
 
-async def test_a_runs_selector_does_not_outlive_the_run(society_kit):
+async def test_a_runs_selector_does_not_outlive_the_run_and_without_one_no_propensity_is_invented(society_kit):
     society = society_kit.make(society_kit.Model(Supervisor=[{"choice": "Geneticist", "justification": "x"}]))
     first = await society.run(society_kit.brief, select=Decides("Geneticist"))
     second = await society.run(society_kit.brief)
-    assert [state["selection"]["policy"] for state in (first, second)] == [POLICY, "supervisor"]
+    assert first["selection"]["policy"] == POLICY
+    chosen = dict.fromkeys(("author", "preferred"), "Pharmacologist")
+    assert second["selection"] == {**chosen, "policy": "supervisor", "propensities": None, "sources": []}
 
 
 @pytest.mark.parametrize("policy", [Corrects, Decides])
 async def test_a_policy_that_chooses_nobody_is_the_supervisors_error(society_kit, policy):
     with refused(RoleError, "Supervisor", "'epsilon-greedy'", "'Surgeon'", "Geneticist, Pharmacologist, Neurologist"):
         await society_kit.make(society_kit.Model()).run(society_kit.brief, select=policy("Surgeon"))
-
-
-async def test_without_a_policy_the_supervisors_choice_stands_and_no_propensity_is_invented(society_kit):
-    state = await society_kit.make(society_kit.Model()).run(society_kit.brief)
-    assert state["selection"]["author"] == state["selection"]["preferred"] == "Pharmacologist"
-    assert (state["selection"]["policy"], state["selection"]["propensities"]) == ("supervisor", None)

@@ -54,19 +54,12 @@ async def test_a_role_is_tried_again_after_a_retriable_model_error(society_kit):
 )
 async def test_a_model_error_that_stays_is_the_roles_error(society_kit, failures, retries, tries):
     model = society_kit.Model(Supervisor=failures)
-    with pytest.raises(RoleError, match="answered 503") as caught:
+    with pytest.raises(RoleError) as caught:
         await society_kit.make(model, node_retries=retries).run(society_kit.brief)
     assert str(caught.value) == "Supervisor: the server answered 503"
     assert caught.value.role == "Supervisor"
     assert isinstance(caught.value.__cause__, ModelError)
     assert len(model.of("Supervisor")) == tries
-
-
-async def test_an_unreadable_answer_is_not_tried_again(society_kit):
-    model = society_kit.Model(PeerReviewer=["?"] * 9)
-    with pytest.raises(RoleError):
-        await society_kit.make(model, node_retries=3).run(society_kit.brief)
-    assert len(model.of("PeerReviewer")) == 2
 
 
 class Hanging:

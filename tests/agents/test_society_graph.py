@@ -14,7 +14,7 @@ from message_kit import refused
 
 import agents.society as society_module
 from agents.context import RunContext, SupervisorChoice
-from agents.graph import build_graph, step_limit
+from agents.graph import step_limit
 from agents.nodes import NODES
 from agents.roles import ROLES
 from agents.society import Start
@@ -31,59 +31,34 @@ MAJOR = {"issues": ["redo it"], "severity": "MAJOR", "verdict": "REVISE"}
 CRITICAL = {"issues": ["unsafe"], "severity": "CRITICAL", "verdict": "REVISE"}
 SEARCH = "literature_search"
 
-EVERY_ROLE = set(ROLES)
-WRITERS = {
-    "messages": EVERY_ROLE,
-    "sender": EVERY_ROLE,
-    "turn_count": EVERY_ROLE,
-    "initial_hypotheses": set(JUNIORS),
-    "selected_hypothesis": {"Supervisor"},
-    "supervisor_justification": {"Supervisor"},
-    "selection": {"Supervisor"},
-    "refined_hypothesis": {"HypothesisRefiner"},
-    "unreviewed_hypothesis": {"HypothesisRefiner"},
-    "critical_revisions": {"HypothesisRefiner"},
-    "experimental_protocol": {"ProtocolDesigner"},
-    "major_revisions": {"ProtocolDesigner"},
-    "peer_review": {"PeerReviewer"},
-    "safety_review": {"SafetyOfficer"},
-    "final_protocol": {"PrincipalInvestigator"},
-    "final_answer": {"PrincipalInvestigator"},
-    "final_decision": {"PrincipalInvestigator"},
-    "final_veto": {"PrincipalInvestigator"},
-    "final_rationale": {"PrincipalInvestigator"},
-    "final_evaluation": {"Evaluation"},
+COMMON = {"messages", "sender", "turn_count"}
+OWN_FIELDS = {
+    **{junior: {"initial_hypotheses"} for junior in JUNIORS},
+    "Supervisor": {"selected_hypothesis", "supervisor_justification", "selection"},
+    "HypothesisRefiner": {"refined_hypothesis", "unreviewed_hypothesis", "critical_revisions"},
+    "ProtocolDesigner": {"experimental_protocol", "major_revisions"},
+    "PeerReviewer": {"peer_review"},
+    "SafetyOfficer": {"safety_review"},
+    "PrincipalInvestigator": {"final_protocol", "final_answer", "final_decision", "final_veto", "final_rationale"},
 }
-
-
-async def nodes_of(society, brief, seed=None):
-    return [node async for node, _ in society.stream(brief, seed)]
+WRITTEN = {**{role: COMMON | fields for role, fields in OWN_FIELDS.items()}, "Evaluation": {"final_evaluation"}}
+"""The fields that each node writes."""
 
 
 async def test_every_field_is_written_and_by_its_writer_only(society_kit):
     model = society_kit.Model(PeerReviewer=[CRITICAL], SafetyOfficer=[society_kit.approval, MAJOR])
-    society = society_kit.make(model)
-    seen = defaultdict(set)
-    async for node, update in society.stream(society_kit.brief):
-        for name in update:
-            seen[name].add(node)
-    assert dict(seen) == WRITERS
-    state = await society_kit.make(society_kit.Model()).run(society_kit.brief)
-    written = set(get_type_hints(ResearchState)) - {
-        "options",
-        "confirmation",
-        "advice",
-        "debates",
-        "searches",
-        "choices",
-    }
-    assert set(state) == {*WRITERS, "research_goal"} == written
-    assert state["research_goal"] == society_kit.brief.goal
+    written = defaultdict(set)
+    async for node, update in society_kit.make(model).stream(society_kit.brief):
+        written[node] |= set(update)
+    assert written == WRITTEN
 
 
 async def test_a_run_without_revisions(society_kit):
     answers = society_kit.answers
     state = await society_kit.make(society_kit.Model()).run(society_kit.brief)
+    absent = {"options", "confirmation", "advice", "debates", "searches", "choices"}
+    assert set(state) == {"research_goal"}.union(*WRITTEN.values()) == set(get_type_hints(ResearchState)) - absent
+    assert state["research_goal"] == society_kit.brief.goal
     assert state["initial_hypotheses"] == [{"author": name, **answers[name]} for name in JUNIORS]
     assert state["selected_hypothesis"] == {"author": "Pharmacologist", **answers["Pharmacologist"]}
     assert state["supervisor_justification"] == answers["Supervisor"]["justification"]
@@ -97,7 +72,7 @@ async def test_a_run_without_revisions(society_kit):
     json.dumps(state)
 
 
-@pytest.mark.parametrize("calls", list(itertools.product(range(4), repeat=3)))
+@pytest.mark.parametrize("calls", list(itertools.product((0, 1, 3), repeat=3)))
 async def test_the_supervisor_joins_once_whatever_the_juniors_tool_calls(society_kit, calls):
     """With an edge from each junior, or one tool node for all, it would run once per arrival or orphan tool calls."""
     script = {
@@ -107,17 +82,9 @@ async def test_the_supervisor_joins_once_whatever_the_juniors_tool_calls(society
     model = society_kit.Model(**script)
     toolbox = society_kit.Toolbox()
     society = society_kit.make(model, toolbox, max_tool_calls=3)
-    nodes = await nodes_of(society, society_kit.brief)
+    nodes = [node async for node, _ in society.stream(society_kit.brief)]
     assert sorted(nodes[:3]) == sorted(JUNIORS)
-    assert nodes[3:] == [
-        "Supervisor",
-        "HypothesisRefiner",
-        "ProtocolDesigner",
-        "PeerReviewer",
-        "SafetyOfficer",
-        "PrincipalInvestigator",
-        "Evaluation",
-    ]
+    assert nodes[3:] == [*list(ROLES)[3:], "Evaluation"]
     assert len(toolbox.calls) == sum(calls)
     (request,) = model.of("Supervisor")
     assert [h["author"] for h in payload_of(request.messages)["hypotheses"]] == list(JUNIORS)
@@ -126,11 +93,6 @@ async def test_the_supervisor_joins_once_whatever_the_juniors_tool_calls(society
         answered = [message["tool_call_id"] for message in last if message["role"] == "tool"]
         assert answered == [call["id"] for message in last for call in message.get("tool_calls", ())]
         assert len(answered) == count
-
-
-def test_the_join_waits_for_all_juniors_by_its_own_edge():
-    """Today each junior is one step, so three single edges would join once too; with a longer branch they would not."""
-    assert build_graph(SocietyConfig()).builder.waiting_edges == {(JUNIORS, "Supervisor")}
 
 
 async def test_juniors_work_at_the_same_time(society_kit):
@@ -149,24 +111,15 @@ async def test_juniors_work_at_the_same_time(society_kit):
 
 
 async def test_messages_are_private_to_each_role(society_kit):
-    model = society_kit.Model(
-        **{name: [[(SEARCH, {"query": "shared"})], f"secret of {name}"] for name in JUNIORS},
-    )
+    model = society_kit.Model(**{name: [[(SEARCH, {"query": "shared"})], f"secret of {name}"] for name in JUNIORS})
     state = await society_kit.make(model).run(society_kit.brief)
     assert set(state["messages"]) == set(ROLES)
     for name in JUNIORS:
         holders = {role for role, channel in state["messages"].items() if f"secret of {name}" in json.dumps(channel)}
         readers = {request.role for request in model.requests if f"secret of {name}" in json.dumps(request.messages)}
         assert holders == readers == {name}
-        assert [message["role"] for message in state["messages"][name]] == [
-            "system",
-            "user",
-            "assistant",
-            "tool",
-            "assistant",
-            "user",
-            "assistant",
-        ]
+        kinds = " ".join(message["role"] for message in state["messages"][name])
+        assert kinds == "system user assistant tool assistant user assistant"
 
 
 @pytest.mark.parametrize("evidence", ["retrieved", "given"])
@@ -402,17 +355,14 @@ async def test_spans_nest_run_then_operation_then_model_call(society_kit):
         yield
         current.reset(token)
 
-    model = society_kit.Model()
-    complete = model.complete
+    class Watched(society_kit.Model):
+        async def complete(self, key, messages, **options):
+            completion = await super().complete(key, messages, **options)
+            callers.append((current.get(), self.requests[-1].role))
+            return completion
 
-    async def complete_in_span(key, messages, **options):
-        completion = await complete(key, messages, **options)
-        callers.append((current.get(), model.requests[-1].role))
-        return completion
-
-    model.complete = complete_in_span
     current.set("rollout")
-    await society_kit.make(model, operation=operation).run(society_kit.brief)
+    await society_kit.make(Watched(), operation=operation).run(society_kit.brief)
     assert parents == ["rollout"] * 10
     assert len(callers) == 9
     assert all(span == role for span, role in callers)
@@ -428,12 +378,6 @@ async def test_runs_at_the_same_time_do_not_mix(society_kit):
         goals = {payload_of(channel)["goal"] for channel in state["messages"].values()}
         assert goals == {brief.goal}
         assert state["turn_count"] == 9
-
-
-def test_a_configuration_is_compiled_once():
-    graph = build_graph(SocietyConfig(node_retries=2))
-    assert build_graph(SocietyConfig(node_retries=2)) is graph
-    assert build_graph(SocietyConfig(node_retries=3)) is not graph
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -2,11 +2,10 @@ import itertools
 from typing import get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agents.routing import DESTINATIONS, effective_severity, revisions_allowed, route, worst_severity
-from agents.schemas import Review
+from agents.routing import revisions_allowed, route, worst_severity
 from chimera.config.sections.society import SocietyConfig
 from chimera.core.types import Severity, Verdict
 
@@ -48,12 +47,6 @@ def expected_next(peer, safety):
 
 def test_the_table_covers_every_verdict_and_severity():
     assert set(REVIEWS) == set(itertools.product(get_args(Verdict), get_args(Severity)))
-    assert {effective_severity(review(form)) for form in REVIEWS} == set(get_args(Severity))
-
-
-@pytest.mark.parametrize("form", REVIEWS)
-def test_effective_severity(form):
-    assert effective_severity(review(form)) == COUNTS_AS[form]
 
 
 @pytest.mark.parametrize(("peer", "safety"), itertools.product(REVIEWS, REVIEWS))
@@ -64,29 +57,12 @@ async def test_every_pair_of_reviews_in_the_real_graph(society_kit, peer, safety
     assert nodes[first_review + 1] == expected_next(peer, safety)
 
 
-@pytest.mark.parametrize(
-    ("worst", "used", "caps", "expected"),
-    [
-        ("CRITICAL", (0, 0), (1, 1), "CRITICAL"),
-        ("CRITICAL", (1, 0), (1, 1), "DECIDE"),  # its own cap
-        ("CRITICAL", (0, 0), (0, 5), "DECIDE"),  # a CRITICAL is never downgraded to the designer's loop
-        ("MAJOR", (0, 0), (1, 1), "MAJOR"),
-        ("MAJOR", (0, 1), (1, 1), "DECIDE"),
-        ("MAJOR", (0, 0), (5, 0), "DECIDE"),
-        ("MAJOR", (1, 0), (1, 1), "MAJOR"),  # each loop has its own cap
-        ("MINOR", (0, 0), (9, 9), "DECIDE"),
-        ("NONE", (0, 0), (9, 9), "DECIDE"),
-    ],
-)
-def test_caps(worst, used, caps, expected):
-    config = SocietyConfig(max_critical_revisions=caps[0], max_major_revisions=caps[1])
-    assert route(worst, critical_used=used[0], major_used=used[1], config=config) == expected
-
-
 caps = st.integers(0, 4)
 
 
 @given(st.lists(st.sampled_from(get_args(Severity)), max_size=20), caps, caps)
+@example(["CRITICAL", "MAJOR", "CRITICAL"], 1, 1)  # each loop has its own cap
+@example(["CRITICAL"], 0, 4)  # a CRITICAL is never downgraded to the designer's loop
 def test_no_sequence_of_reviews_revises_beyond_the_caps(severities, critical, major):
     config = SocietyConfig(max_critical_revisions=critical, max_major_revisions=major)
     used = {"CRITICAL": 0, "MAJOR": 0}
@@ -102,17 +78,8 @@ def test_no_sequence_of_reviews_revises_beyond_the_caps(severities, critical, ma
     assert sum(used.values()) <= revisions_allowed(config)
 
 
-@given(st.sampled_from(REVIEWS), st.sampled_from(REVIEWS))
-def test_the_worst_review_decides_whatever_the_order(first, second):
+def test_the_worst_review_decides_whatever_the_order():
     order = get_args(Severity)
-    worst = worst_severity(review(first), review(second))
-    assert worst == worst_severity(review(second), review(first))
-    assert order.index(worst) == max(order.index(COUNTS_AS[first]), order.index(COUNTS_AS[second]))
-
-
-def test_routes_lead_to_roles_of_the_graph_and_reviews_match_the_schema():
-    from agents.roles import ROLES
-
-    assert set(DESTINATIONS.values()) <= set(ROLES)
-    for form in REVIEWS:
-        Review.model_validate(review(form))
+    for pair in itertools.product(REVIEWS, REVIEWS):
+        worst = worst_severity(*map(review, pair))
+        assert order.index(worst) == max(order.index(COUNTS_AS[form]) for form in pair), pair

@@ -5,6 +5,7 @@ import json
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from config_kit import unread_data
 
 from agents.tools.toolbox import build_toolbox
 from chimera import doctor
@@ -54,12 +55,7 @@ def test_the_bundled_model_with_data_that_it_cannot_read_is_a_warning(tmp_path, 
         if one.area == "pipeline":
             raise Enough  # Models would be started next.
 
-    rows = [
-        f"Does drug {number} help?,Drug {number} helped {number}.,{'yes' if number % 2 else 'no'}"
-        for number in range(40)
-    ]
-    (tmp_path / "mine.csv").write_text("\n".join(["question,context,label", *rows]))
-    config = load_config(None, [f"data.path={tmp_path / 'mine.csv'}"] if own else [])
+    config = load_config(None, [f"data.path={unread_data(tmp_path)}"] if own else [])
     with pytest.raises(Enough):
         doctor.examine(config, tell)
     warnings = [one for one in found if one.what == "bundled model"]
@@ -73,11 +69,8 @@ def test_servers_that_can_do_everything(asked):
     code, found = asked()
     assert code == 0
     assert not [one for one in found.values() if one[0] in ("warning", "fault")]
-    level, text = found["models.junior", "tools"]
-    assert (level, text) == (
-        "ok",
-        "Geneticist: without a JSON schema it calls a tool; beside one it calls a tool",
-    )
+    said = "Geneticist: without a JSON schema it calls a tool; beside one it calls a tool"
+    assert found["models.junior", "tools"] == ("ok", said)
     assert found["pipeline", "gather"] == ("ok", "gather can run")
     level, text = found["rollout", "one task"]
     assert level == "ok"
@@ -85,6 +78,7 @@ def test_servers_that_can_do_everything(asked):
     assert "literature_search" in text
     assert found["models.junior", "context"][0] == "note"
     assert found["models.board", "answers"][0] == "ok"
+    assert ("models.board", "response ids") not in found
     assert ("models.board", "tools") not in found, "no role of this slot has tools"
 
 
@@ -115,7 +109,6 @@ def test_a_server_that_refuses_schemas_cannot_work_unless_none_are_sent(asked):
 
 @pytest.mark.parametrize(("name", "said"), [("", "4 had no id and 0"), ("same", "0 had no id and 3")])
 def test_ids_that_are_empty_or_repeat_are_one_line(asked, scripted_openai, name, said):
-    assert ("models.board", "response ids") not in asked()[1]
     scripted_openai.response_id = name
     try:
         found = asked()[1]
@@ -144,23 +137,25 @@ def test_a_phase_that_cannot_run_is_a_fault_with_its_reason(asked):
     assert found["pipeline", "the rest"] == ("ok", "python -m chimera.train --phases gather can run")
 
 
-def test_weights_and_biases_needs_a_key_to_be_online(asked):
-    code, found = asked("wandb.mode=online")
-    assert (code, found["wandb", "online"][0]) == (1, "fault")
-    assert "WANDB_API_KEY" in found["wandb", "online"][1]
-
-
-def test_a_missing_key_is_one_sentence(asked):
-    code, found = asked("models.junior.api_key_env=OPENAI_API_KEY")
-    level, text = found["models", "start"]
+@pytest.mark.parametrize(
+    ("overrides", "place", "said"),
+    [
+        (["wandb.mode=online"], ("wandb", "online"), "WANDB_API_KEY"),
+        (["models.junior.api_key_env=OPENAI_API_KEY"], ("models", "start"), "OPENAI_API_KEY"),
+        (
+            ["models.junior.provider=nonsense", "models.junior.structured=auto"],
+            ("models", "start"),
+            "models.junior.provider=nonsense: ",
+        ),
+        (["data.path=nofile.csv"], ("data", "nofile.csv"), "nofile.csv: no such file"),
+    ],
+    ids=["W&B without key", "server without key", "unknown provider", "no data"],
+)
+def test_what_is_not_there_is_a_fault_that_names_it(asked, overrides, place, said):
+    code, found = asked(*overrides)
+    level, text = found[place]
     assert (code, level) == (1, "fault")
-    assert "OPENAI_API_KEY" in text
-
-
-def test_a_provider_that_nobody_knows_is_one_fault(asked):
-    code, found = asked("models.junior.provider=nonsense", "models.junior.structured=auto")
-    assert (code, found["models", "start"][0]) == (1, "fault")
-    assert found["models", "start"][1].startswith("models.junior.provider=nonsense: ")
+    assert said in text
 
 
 @pytest.mark.parametrize("told", [{"max_model_len": 4096}, {"meta": {"n_ctx": 4096, "n_ctx_train": 32768}}])
@@ -169,13 +164,6 @@ async def test_the_context_is_read_as_vllm_and_as_llama_cpp_tell_it(told):
     app.router.add_get("/v1/models", lambda _: web.json_response({"data": [{"id": "m", **told}]}))
     async with TestServer(app) as server:
         assert await told_context(Endpoint(str(server.make_url("/v1")), "m", "key")) == 4096
-
-
-def test_data_that_cannot_be_read_are_a_fault(asked):
-    code, found = asked("data.path=nofile.csv")
-    level, text = found["data", "nofile.csv"]
-    assert (code, level) == (1, "fault")
-    assert "nofile.csv: no such file" in text
 
 
 @pytest.mark.whole

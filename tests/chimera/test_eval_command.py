@@ -1,25 +1,28 @@
 """`python -m chimera.eval` on a run whose models are endpoints: what is missing is made, and nothing twice."""
 
+import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 from collections import Counter
+from contextlib import redirect_stdout
 
 import pytest
+from lab_kit import choice_goes_live
 from message_kit import refused
 
 from chimera.core.errors import ConfigError, ModelError, RunError
 from chimera.data.tasks import load
 from chimera.eval import main
-from chimera.run.policies import WENT_LIVE, Policy
+from chimera.run.directory import Run
 from chimera.run.seals import seal
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.traces import calls as traced_calls
 from evaluation.traces import spans
-from training.algorithms.bandit import BanditSettings
 
 pytestmark = pytest.mark.whole
 
@@ -31,17 +34,28 @@ def server(scripted_openai):
     return scripted_openai
 
 
+def with_choice(run):
+    with run.own() as own:
+        choice_goes_live(own)
+    return run
+
+
 @pytest.fixture
 def trained(scripted_run, server):
     """A run with endpoints for models and a bandit that went live: stages base and bandit, four held-out tasks."""
-    from agents.policies.bandit import BanditPolicy, Settings
-
     server.hooks.append(server.justified)
-    with scripted_run.own() as run:
-        supervisor = Policy("choice", "Supervisor", "Supervisor@bandit", "models/Supervisor/bandit")
-        BanditPolicy(Settings.of(BanditSettings(), 0)).save(run.path / supervisor.folder)
-        run.ledger(WENT_LIVE, phase="bandit", policy=supervisor.dump())
-    return run
+    return with_choice(scripted_run)
+
+
+@pytest.fixture(scope="module")
+def evaluated(scripted_run_in, scripted_openai, tmp_path_factory):
+    """Such a run whose stages were evaluated, and what the command printed."""
+    run = with_choice(scripted_run_in(tmp_path_factory.mktemp("evaluated"), scripted_openai))
+    scripted_openai.hooks[:] = [scripted_openai.justified]
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as printed:
+        patch.setenv("TEST_KEY", "sk-a-users-own-key-4242")
+        assert evaluate(run) == 0
+    return run, printed.getvalue()
 
 
 def evaluate(run, *arguments):
@@ -67,9 +81,9 @@ def report_of(run):
     return json.loads((run.path / "report" / "report.json").read_text())
 
 
-def test_every_stage_answers_the_same_tasks_with_the_same_seeds(trained, server, capsys):
-    assert evaluate(trained) == 0
-    base, bandit = records(trained, "base"), records(trained, "bandit")
+def test_every_stage_answers_the_same_tasks_with_the_same_seeds(evaluated):
+    run, printed = evaluated
+    base, bandit = records(run, "base"), records(run, "bandit")
     assert {(one.task_id, one.seed) for one in base} == {(one.task_id, one.seed) for one in bandit}
     assert len(base) == len(bandit) == 4
     assert {one.status for one in base + bandit} == {"succeeded"}
@@ -77,21 +91,21 @@ def test_every_stage_answers_the_same_tasks_with_the_same_seeds(trained, server,
     assert {one.outputs["selection"]["policy"] for one in bandit} == {"Supervisor@bandit"}
     assert all(sum(one.parts.values()) == pytest.approx(one.reward) for one in base + bandit)
     assert base[0].tokens["junior"] == {"prompt": 18, "completion": 12}
-    report = report_of(trained)
+    report = report_of(run)
     assert report["stages"]["base"]["reward"]["mean"] == pytest.approx(sum(one.reward for one in base) / 4)
     assert report["comparisons"]["base:bandit"]["alignment"]["n"] == 4
     assert {"majority", "tfidf", "single@base"} <= set(report["baselines"])
     assert set(report["written"]) == {"time", "commit", "modified_files"}
-    assert report["written"]["time"][:16].replace("T", " ") in (trained.path / "report" / "report.md").read_text()
-    assert "8 to make" in capsys.readouterr().out
+    assert report["written"]["time"][:16].replace("T", " ") in (run.path / "report" / "report.md").read_text()
+    assert "8 to make" in printed
     for name in ("index.html", "report.md"):
-        assert (trained.path / "report" / name).stat().st_size > 1000
+        assert (run.path / "report" / name).stat().st_size > 1000
 
 
-def test_each_rollout_has_a_trace_in_the_form_of_trainings(trained):
-    evaluate(trained, "--stages", "base", "--limit", "1")
-    (record,) = records(trained, "base")
-    trace = spans.read(trained.path / record.trace)
+def test_each_rollout_has_a_trace_in_the_form_of_trainings(evaluated):
+    run, _ = evaluated
+    record = records(run, "base")[0]
+    trace = spans.read(run.path / record.trace)
     calls = traced_calls.model_calls(trace)
     assert Counter(call.role for call in calls) == {
         **dict.fromkeys(("Geneticist", "Pharmacologist", "Neurologist"), 2),
@@ -104,26 +118,22 @@ def test_each_rollout_has_a_trace_in_the_form_of_trainings(trained):
     assert "sk-a-users-own-key" not in json.dumps([dict(span.attributes) for span in trace])
 
 
-def test_a_second_evaluation_makes_nothing_again(trained, server, capsys):
-    evaluate(trained)
+def test_a_second_evaluation_makes_nothing_again_and_what_the_gate_recorded_counts(
+    evaluated, server, scripted_key, capsys, tmp_path
+):
+    before, _ = evaluated
+    run = Run(shutil.copytree(before.path, tmp_path / before.name))
     server.requests.clear()
-    evaluate(trained)
+    evaluate(run)
     assert server.requests == []
     assert "8 recorded, 0 to make" in capsys.readouterr().out
-
-
-def test_what_the_gate_recorded_counts(trained, server, tmp_path):
-    evaluate(trained, "--stages", "base")
-    recorded = records(trained, "base")
-    own = trained.rollouts_file("eval-val-base-at-0.3")
-    with trained.own() as run:
-        for record in recorded:
-            run.append_rollout({**record.dump(), "phase": "gate-base"}, phase="gate-base")
-    own.unlink()
-    server.requests.clear()
-    evaluate(trained, "--stages", "base")
+    with run.own() as own:
+        for record in records(run, "base"):
+            own.append_rollout({**record.dump(), "phase": "gate-base"}, phase="gate-base")
+    run.rollouts_file("eval-val-base-at-0.3").unlink()
+    evaluate(run, "--stages", "base")
     assert server.requests == []
-    assert not own.exists()
+    assert not run.rollouts_file("eval-val-base-at-0.3").exists()
 
 
 def test_a_policy_that_was_exchanged_is_named_and_not_evaluated(trained, server):

@@ -1,14 +1,14 @@
 """`python -m chimera export`: the folder loads elsewhere as what the run trained, and says what it is."""
 
 import json
-import shutil
 
 import pytest
 from embedded_kit import embedded, log_probs
+from lab_kit import choice_goes_live
 from message_kit import refused
 
 from agents.context import Candidates
-from agents.policies.bandit import BanditPolicy, Settings, load_policy
+from agents.policies.bandit import load_policy
 from chimera.config.roles import JUNIORS
 from chimera.config.sections.models import ModelConfig
 from chimera.core.errors import ConfigError, RunError
@@ -37,9 +37,7 @@ def trained(tmp_path, serving_model):
             policy = Policy.made("weights", slot, name)
             copy_model(serving_model(seed=len(name)), run.path / policy.folder)
             run.ledger(WENT_LIVE, phase=phase, policy=policy.dump(), artifacts=[policy.folder])
-        choice = Policy.made("choice", "Supervisor", "bandit")
-        BanditPolicy(Settings.of(config.pipeline["bandit"], 0)).save(run.path / choice.folder)
-        run.ledger(WENT_LIVE, phase="bandit", policy=choice.dump(), artifacts=[choice.folder])
+        choice_goes_live(run)
     return run
 
 
@@ -185,6 +183,5 @@ def test_greedy_sampling_stays_greedy(tmp_path, serving_model):
 
 def test_the_default_folder_is_named_after_run_and_role(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    shutil.rmtree(tmp_path / "mine-Geneticist", ignore_errors=True)
     assert main(["mine", "--role", "Geneticist", "--runs-dir", str(tmp_path)]) is None
     assert (tmp_path / "mine-Geneticist" / "model.safetensors").is_file()

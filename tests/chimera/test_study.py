@@ -10,15 +10,14 @@ import threading
 
 import psutil
 import pytest
+from lab_kit import choice_goes_live
 from message_kit import refused
 
 from chimera.core.errors import ConfigError, RunError
 from chimera.processes.study_children import run_child
 from chimera.run.directory import Run
 from chimera.run.jsonl import read_lines
-from chimera.run.policies import WENT_LIVE, Policy
 from chimera.study import main
-from training.algorithms.bandit import BanditSettings
 
 LONG = 200
 """Seconds: far beyond what anything here takes, on a busy machine too."""
@@ -28,8 +27,6 @@ pytestmark = [pytest.mark.whole, pytest.mark.timeout(4 * LONG)]
 @pytest.fixture
 def trained(scripted_run, scripted_openai, tmp_path):
     """A study's folder with two finished runs, whose models are endpoints: `data0-seed0` and `data0-seed1`."""
-    from agents.policies.bandit import BanditPolicy, Settings
-
     scripted_openai.hooks.append(scripted_openai.justified)
     folder = tmp_path / "mine"
     began = next(event["policy_versions"] for event in scripted_run.events() if event["event"] == "phase_started")
@@ -39,9 +36,7 @@ def trained(scripted_run, scripted_openai, tmp_path):
         config = own.model_copy(update={"seed": seed, "runs_dir": folder, **one})
         with Run.create(f"data0-seed{seed}", config) as run:
             run.ledger("phase_started", phase="bandit", policy_versions=began)
-            supervisor = Policy("choice", "Supervisor", "Supervisor@bandit", "models/Supervisor/bandit")
-            BanditPolicy(Settings.of(BanditSettings(), seed)).save(run.path / supervisor.folder)
-            run.ledger(WENT_LIVE, phase="bandit", policy=supervisor.dump())
+            choice_goes_live(run, seed)
             run.ledger("phase_finished", phase="bandit")
     return folder
 
@@ -122,13 +117,8 @@ def test_a_run_that_fails_stops_the_study_in_one_sentence_and_the_study_keeps_it
 
 
 def test_a_child_that_is_killed_is_named(tmp_path, monkeypatch):
-    lines = [
-        "import os, signal",
-        "def main(argv):",
-        "    print('about to go', flush=True)",
-        "    os.kill(os.getpid(), 9)",
-    ]
-    (tmp_path / "doomed.py").write_text("\n".join(lines))
+    text = "import os\ndef main(argv):\n    print('about to go', flush=True)\n    os.kill(os.getpid(), 9)\n"
+    (tmp_path / "doomed.py").write_text(text)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     with refused(RunError, "run x", "SIGKILL", "about to go", lines=None):
         run_child("doomed", [], tmp_path / "log", what="training of run x")

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from message_kit import refused
 from record_kit import answered
+from view_kit import ANSWER, learned
 
 from chimera import ask, trace
 from chimera.config.sections.bundled import NANO
@@ -16,10 +17,8 @@ from chimera.config.tree import Config
 from chimera.core.errors import ChimeraError, ConfigError, RunError
 from chimera.run.directory import Run
 from evaluation.traces.rollout_index import find, recorded_rollouts
-from evaluation.traces.spans import Position, exchange_span, operation_span, outcome_span, write
-from evaluation.traces.token_records import Objective, TokenRecord, read_tokens, tokens_file, write_tokens
-
-ANSWER = '{"evidence":["It fell."],"comparison":"c","claim":"d","answer":"yes"}'
+from evaluation.traces.token_records import read_tokens, tokens_file, write_tokens
+from evaluation.traces.token_texts import load_tokenizer
 
 
 def rollout(number, task, phase, repeat=0, **changes):
@@ -32,8 +31,6 @@ LEARNED = rollout(0xABC1, "t-1", "ppo", trace="traces/ppo/a.jsonl.gz")
 
 
 def ids_of(text):
-    from evaluation.traces.token_texts import load_tokenizer
-
     return load_tokenizer("nano").encode(text, add_special_tokens=False).ids
 
 
@@ -42,6 +39,7 @@ def runs(tmp_path_factory):
     """A folder with one run: five rollouts, of which PPO learned from one call."""
     folder = tmp_path_factory.mktemp("runs")
     with Run.create("mine", Config(runs_dir=folder)) as run:
+        learned(run, LEARNED)
         for one in (
             LEARNED, rollout(0xABC2, "t-1", "ppo", 1), rollout(0xABD3, "t-2", "ppo"),
             rollout(0x1, "t-1", "gather", status="failed", error="out of\x1b[2Jtime", answer=None, decision=None,
@@ -49,31 +47,6 @@ def runs(tmp_path_factory):
             rollout(0x2, "t-9", "gather", decision="NO-GO"),
         ):  # fmt: skip
             run.append_rollout(one.dump(), phase=one.phase)
-    ids = ids_of(ANSWER)
-    choice = {"message": {"role": "assistant", "content": ANSWER}, "finish_reason": "stop", "token_ids": ids}
-    call = {
-        "kind": "ModelCall", "role": "HypothesisRefiner", "model": "senior", "visit": 1, "step": 1, "response_id": "r",
-        "weights_version": "v", "finish_reason": "stop", "prompt_tokens": 1, "completion_tokens": len(ids),
-        "seconds": 0.1, "parsed": True, "repair": False, "error": None, "attempt": 1,
-    }  # fmt: skip
-
-    def at(number):
-        return Position(LEARNED.rollout_id, "at-1", number, 1.0, 2.0)
-
-    request = {"messages": [{"role": "user", "content": "a question"}]}
-    visit = {"role": "HypothesisRefiner", "model": "senior", "visit": 1, "attempt": 1}
-    spans = [
-        exchange_span(at(1), request, {"id": "r", "prompt_token_ids": [5, 6, 7], "choices": [choice]}),
-        operation_span(at(2), "HypothesisRefiner", visit, ["r"]),
-        outcome_span(at(3), {"calls": [call]}),
-    ]
-    write(spans, folder / "mine" / "traces/ppo/a.jsonl.gz")
-    many = [0.25] * len(ids)
-    record = TokenRecord(
-        LEARNED.rollout_id, "r", "HypothesisRefiner", 1, 1, 1, 0.5, "v", [1.0] * len(ids), many, many,
-        objective=Objective(0.5, 1.0, 1.0, 4.0, 0.2, 0.28, 3.0),
-    )  # fmt: skip
-    write_tokens([record], tokens_file(folder / "mine", "ppo", 1))
     return folder
 
 
@@ -183,7 +156,7 @@ def test_tokens_and_messages_are_shown_on_demand(runs, capsys):
     assert "advantage" not in plain
     assert "[user] a question" in shown(capsys, *where, "--messages")
     tokens = shown(capsys, *where, "--tokens")
-    assert "'evidence' 1 +0.250 0.250" in re.sub(" +", " ", tokens)
+    assert "'evidence' 1 +0.250 -1.000" in re.sub(" +", " ", tokens)
     assert tokens.count("  +0.250  ") == len(ids_of(ANSWER))
 
 
@@ -192,8 +165,7 @@ def test_the_gradient_of_a_call_is_computed_with_the_weights_that_are_kept(runs,
     run = tmp_path / "runs" / "mine"
     where = ["mine", "ro-00000000abc1", "--runs-dir", str(tmp_path / "runs"), "--gradient"]
     (record,) = read_tokens(tokens_file(run, "ppo", 1))
-    record = replace(record, policy="senior@ppo-1", old_log_probs=[-1.0] * len(record.mask))
-    write_tokens([record], tokens_file(run, "ppo", 1))
+    write_tokens([replace(record, policy="senior@ppo-1")], tokens_file(run, "ppo", 1))
     assert "the run has kept neither the weights before the update nor those after it" in shown(capsys, *where)
     shutil.copytree(NANO, run / "models" / "senior" / "ppo-1")
     text = shown(capsys, *where)
@@ -227,7 +199,7 @@ def test_without_the_tokenizer_tokens_are_shown_by_their_ids(runs, tmp_path, cap
     assert "Tokens are shown by their ids" in text
     assert f">[{ids_of(ANSWER)[0]}]</span>" in text
     listed = shown(capsys, "mine", "ro-00000000abc1", "--tokens", "--runs-dir", str(folder))
-    assert f"[{ids_of(ANSWER)[0]}] 1 +0.250 0.250" in re.sub(" +", " ", listed)
+    assert f"[{ids_of(ANSWER)[0]}] 1 +0.250 -1.000" in re.sub(" +", " ", listed)
 
 
 def test_it_runs_where_training_is_not_installed(runs):
@@ -240,4 +212,4 @@ def test_it_runs_where_training_is_not_installed(runs):
     )
     done = subprocess.run([sys.executable, "-c", code, str(runs)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "HypothesisRefiner answer: yes (senior: v" in done.stdout
+    assert "HypothesisRefiner answer: yes (senior: " in done.stdout

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from lab_kit import choice_goes_live
 from message_kit import refused
 from starlette.testclient import TestClient
 
@@ -23,14 +24,11 @@ from chimera.core.errors import ChimeraError, ConfigError, RunError
 from chimera.core.imports import is_installed
 from chimera.data.tasks import load
 from chimera.run.directory import Run
-from chimera.run.policies import WENT_LIVE, Policy
 from chimera.run.seals import seal
 from chimera.serving.embedded.checkpoint import load_checkpoint
 from chimera.serving.embedded.completion import TextSide
 from evaluation.conduct.kept import Kept
 from evaluation.view.app import make_app
-from training.algorithms.bandit import BanditSettings
-from training.configuration import load_config
 
 MODULE = "runs.evil.payload"
 PROGRAM = [sys.executable, "runs/evil/payload.py"]
@@ -55,27 +53,32 @@ PLACES = {
     "models.junior.python": ({"models": {"junior": VLLM}}, "runs/evil/payload.sh --enforce-eager"),
 }
 """What a run's configuration may hold, and what would run, by the setting that names it."""
+PROVIDER = {"provider": "payload", "base_url": None}
+TEMPLATES = (
+    "{{ cycler.__init__.__globals__.os.system('touch executed') }}",
+    "{{ raise_exception.__globals__.json.codecs.open('executed', 'w') }}",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{% include 'outside.txt' %}",
+)
 OF_TRAINING = ("pipeline.mine.algorithm", "pipeline.ppo.verl.optim.optimizer_impl")
+OF_ANSWERS = ("roles.Geneticist.tools", "tools.mcp.lab.command", "models.junior.python")
 
 
-def remedy(place):
-    value = PLACES[place][1]
-    return f"add --trust {MODULE if value.startswith(MODULE) else shlex.quote(value)}"
+def remedy(places):
+    values = (PLACES[place][1] for place in places)
+    names = dict.fromkeys(MODULE if value.startswith(MODULE) else shlex.quote(value) for value in values)
+    return f"add {' '.join(f'--trust {name}' for name in names)}"
 
 
 @pytest.fixture(scope="module")
 def recorded(scripted_openai, scripted_run_in, tmp_path_factory):
     """A run whose supervisor has learned, with its report on the base stage."""
-    from agents.policies.bandit import BanditPolicy, Settings
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TEST_KEY", "sk-a-users-own-key-4242")
         scripted_openai.hooks.clear()
         own = scripted_run_in(tmp_path_factory.mktemp("recorded"), scripted_openai)
         with own.own() as run:
-            choice = Policy.made("choice", "Supervisor", "bandit")
-            BanditPolicy(Settings.of(BanditSettings(), 0)).save(run.path / choice.folder)
-            run.ledger(WENT_LIVE, phase="bandit", policy=choice.dump(), artifacts=[choice.folder])
+            choice_goes_live(run)
             seal(run)
         assert evaluation_command.main([*EVAL, "--run", own.name, f"runs_dir={own.path.parent}"]) == 0
     return own
@@ -112,6 +115,18 @@ def merged(below, above):
 def plant(folder, settings):
     file = folder / "config.yaml"
     file.write_text(yaml.safe_dump(merged(yaml.safe_load(file.read_text()), settings), sort_keys=False))
+
+
+def local_model(here, serving_model, template):
+    """Put a model with a chat template into the run; returns the settings of a slot that it plays."""
+    model = Path(shutil.copytree(serving_model(), here / "runs/evil/model"))
+    (model / "chat_template.jinja").write_text(template)
+    return {"kind": "embedded", "path": "runs/evil/model", "base_url": None, "api_key_env": None, "model": None}
+
+
+def plant_code(here, places):
+    for place in places:
+        plant(here / "runs/evil", PLACES[place][0])
 
 
 def executed(here):
@@ -179,43 +194,39 @@ ANSWERERS = (evaluate, ask_run, go_on)
 
 
 @pytest.mark.parametrize("command", READERS)
-@pytest.mark.parametrize("place", PLACES)
-def test_reading_a_run_runs_nothing_of_it(here, place, command):
-    plant(here / "runs/evil", PLACES[place][0])
+def test_reading_a_run_runs_nothing_of_it(here, serving_model, command):
+    plant_code(here, PLACES)
+    plant(here / "runs/evil", {"models": {"senior": local_model(here, serving_model, TEMPLATES[0]), "board": PROVIDER}})
     command(here)
     assert not executed(here)
 
 
 @pytest.mark.parametrize("command", ANSWERERS)
-@pytest.mark.parametrize("place", PLACES)
-def test_answers_of_a_run_start_no_tool_or_model_that_only_the_run_names(here, place, command):
-    plant(here / "runs/evil", PLACES[place][0])
-    if place in OF_TRAINING:
-        command(here)
-    else:
-        asks_for_trust(command, here, place)
+def test_answers_of_a_run_import_nothing_that_only_its_training_names(here, command):
+    plant_code(here, OF_TRAINING)
+    command(here)
     assert not executed(here)
 
 
-@pytest.mark.parametrize("place", OF_TRAINING)
-def test_the_baseline_of_labels_alone_loads_no_algorithm_that_only_the_run_names(here, place):
-    plant(here / "runs/evil", merged(PLACES[place][0], {"evaluation": {"labels": True}}))
-    asks_for_trust(evaluate, here, place)
-    assert not executed(here)
+@pytest.mark.parametrize("command", ANSWERERS)
+def test_answers_of_a_run_start_no_tool_or_model_that_only_the_run_names(here, command):
+    asks_for_trust(command, here, OF_ANSWERS)
+
+
+def test_the_baseline_of_labels_alone_loads_no_algorithm_that_only_the_run_names(here):
+    plant(here / "runs/evil", {"evaluation": {"labels": True}})
+    asks_for_trust(evaluate, here, OF_TRAINING)
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_run_goes_on_with_code_that_the_user_names_only(here, place):
-    plant(here / "runs/evil", PLACES[place][0])
-    asks_for_trust(resume, here, place)
-    assert not executed(here)
+    asks_for_trust(resume, here, [place])
 
 
 @pytest.mark.whole
 @pytest.mark.timeout(600)
 def test_a_study_goes_on_with_no_code_of_a_run_in_its_folder(here):
-    for settings, _ in PLACES.values():
-        plant(here / "runs/evil", settings)
+    plant_code(here, PLACES)
     with pytest.raises(RunError) as caught:
         go_on_with_study(here)
     log = (here / "runs/mine/logs/data0-seed0.training.log").read_text()
@@ -225,15 +236,14 @@ def test_a_study_goes_on_with_no_code_of_a_run_in_its_folder(here):
     assert not executed(here)
 
 
-def asks_for_trust(command, here, place):
+def asks_for_trust(command, here, places):
     """The command refuses in one sentence: what would have run, where it is named, and what to do."""
-    with pytest.raises(ConfigError) as caught:
+    plant_code(here, places)
+    with refused(ConfigError, *(f"{PLACES[place][1]} ({place})" for place in places)) as caught:
         command(here)
-    message = str(caught.value)
-    assert message.startswith("runs/")
-    assert f"{PLACES[place][1]} ({place})" in message
-    assert message.endswith(remedy(place))
-    assert "\n" not in message
+    assert str(caught.value).startswith("runs/")
+    assert str(caught.value).endswith(remedy(places))
+    assert not executed(here)
 
 
 def test_what_the_user_names_now_is_imported(here):
@@ -244,6 +254,8 @@ def test_what_the_user_names_now_is_imported(here):
 
 
 def test_the_settings_of_a_new_run_are_the_user_s_own(here):
+    """And the proof that all tests here would see it if the code ran."""
+    assert not executed(here)
     with refused(ConfigError, MODULE, "Evil"):
         train.main(["--check", f"pipeline.mine.algorithm={MODULE}:Evil"])
     assert executed(here)
@@ -296,23 +308,10 @@ def test_the_settings_of_an_algorithm_that_is_not_imported_are_plain_data(here):
     assert not executed(here)
 
 
-TEMPLATES = (
-    "{{ cycler.__init__.__globals__.os.system('touch executed') }}",
-    "{{ raise_exception.__globals__.json.codecs.open('executed', 'w') }}",
-    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-    "{% include 'outside.txt' %}",
-)
-
-
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_a_chat_template_runs_nothing_and_reads_nothing(here, serving_model, template):
-    model = Path(shutil.copytree(serving_model(), here / "runs/evil/model"))
-    (model / "chat_template.jinja").write_text(template)
+    local_model(here, serving_model, template)
     (here / "outside.txt").write_text(OUTSIDE)
-    local = {"kind": "embedded", "path": "runs/evil/model", "base_url": None, "api_key_env": None, "model": None}
-    plant(here / "runs/evil", {"models": {"junior": local}})
-    for command in (list_rollouts, show_rollout, view, write_out):
-        command(here)
     checkpoint = load_checkpoint("runs/evil/model", "float32")
     with refused(ConfigError, "chat template"):
         TextSide(checkpoint, ServingConfig())
@@ -320,9 +319,7 @@ def test_a_chat_template_runs_nothing_and_reads_nothing(here, serving_model, tem
 
 
 def test_a_provider_is_no_module(here):
-    plant(here / "runs/evil", {"models": {"junior": {"provider": "payload", "base_url": None}}})
-    for command in (list_rollouts, show_rollout, view, write_out):
-        command(here)
+    plant(here / "runs/evil", {"models": {"junior": PROVIDER}})
     with refused(ChimeraError, "provider='payload'", lines=None):
         ask_run(here)
     assert not executed(here)
@@ -339,11 +336,3 @@ def test_guidance_that_looks_like_a_path_is_not_opened(here, scripted_openai):
     assert "../../outside.txt" in sent
     assert OUTSIDE not in sent
     assert all(OUTSIDE not in file.read_text() for file in (here / "out").iterdir() if file.suffix == ".json")
-
-
-def test_the_folder_is_on_the_path_and_the_code_would_run(here):
-    """The proof that the tests above would see it."""
-    assert not executed(here)
-    with pytest.raises(ConfigError):
-        load_config(here / "runs/evil/config.yaml", [f"pipeline.mine.algorithm={MODULE}:Evil"])
-    assert executed(here)

@@ -1,6 +1,7 @@
 """The bundled model and its recipe: transcripts are what the society sends, and the model is mediocre and teachable."""
 
 import asyncio
+import functools
 import itertools
 import json
 import random
@@ -41,9 +42,13 @@ pytestmark = pytest.mark.whole
 NANO = Path(__file__).parents[2] / "chimera" / "assets" / "nano"
 
 
+@functools.cache
+def transcripts() -> list[Transcript]:
+    return list(stream(iter(generate(300, seed=5, levels=(1, 2, 3, 4))), 3, Habits()))
+
+
 def transcripts_of(role: str) -> list[Transcript]:
-    items = generate(300, seed=5, levels=(1, 2, 3, 4))
-    return [t for t in stream(iter(items), 3, Habits()) if t.role == role]
+    return [transcript for transcript in transcripts() if transcript.role == role]
 
 
 async def test_transcripts_of_a_whole_rollout_are_what_the_society_sends(society_kit) -> None:
@@ -64,8 +69,7 @@ async def test_transcripts_of_a_whole_rollout_are_what_the_society_sends(society
 
     sent = model.of("Geneticist")[1].messages
     assert [m["role"] for m in sent] == [m["role"] for m in written.messages[:-1]]
-    assert sent[0] == written.messages[0]
-    assert sent[1] == written.messages[1]
+    assert sent[:2] == list(written.messages[:2])
     assert sent[3]["content"] == written.messages[3]["content"]
 
     proposals = {name: careful(item) for name in JUNIORS}

@@ -1,16 +1,15 @@
 """Whole questions and rollouts through servers that speak almost OpenAI's protocol, and through one that is busy."""
 
 import gzip
-import os
-import subprocess
-import sys
 import time
 from email.utils import formatdate
 
 import pytest
-from ask_kit import ask, endpoints
+from ask_kit import ask, endpoints, printed_by
 from dialect_kit import DIALECTS, speaking
+from message_kit import refused
 
+from chimera.core.errors import ModelError
 from chimera.run.directory import Run
 
 pytestmark = pytest.mark.whole
@@ -19,9 +18,7 @@ pytestmark = pytest.mark.whole
 def gather(runs_dir, url, *settings):
     few = ("--name", "mine", "--phases", "gather", "gather.tasks=5", "wandb.mode=disabled", f"runs_dir={runs_dir}")
     few += ("society.quotes=free", "society.refiner_max_chars=0", "rollouts.concurrency=2")
-    command = [sys.executable, "-m", "chimera.train", *few, *endpoints(url), *settings]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=os.environ | {"NO_COLOR": "1"})
-    return done.returncode, done.stdout + done.stderr
+    return printed_by("chimera.train", *few, *endpoints(url), *settings)
 
 
 @pytest.fixture(autouse=True)
@@ -42,11 +39,10 @@ def test_a_question_is_answered(scripted, name, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", DIALECTS)
-def test_rollouts_are_gathered_and_keep_what_the_server_wrote_in_their_traces(scripted, name, tmp_path):
+def test_rollouts_are_gathered_and_keep_what_the_server_wrote_in_their_traces(scripted, name, tmp_path, capsys):
     with speaking(scripted, DIALECTS[name]()) as dialect:
-        code, shown = gather(tmp_path, scripted.url)
-    assert code == 0, shown
-    assert "secret thought" not in shown
+        shown = gather(tmp_path, scripted.url)
+    assert "secret thought" not in shown + capsys.readouterr().err
     run = Run.open("mine", tmp_path)
     records = list(run.rollouts("gather"))
     assert [record["status"] for record in records] == ["succeeded"] * 5
@@ -65,8 +61,7 @@ def test_a_rate_limit_pauses_the_run_and_costs_no_rollout(scripted, tmp_path):
         return (429, "slow down", ("Retry-After", date)) if time.time() < until[0] else None
 
     scripted.hooks.insert(0, limit)
-    code, shown = gather(tmp_path, scripted.url, "rollouts.timeout_s=9", "rollouts.retries=0")
-    assert code == 0, shown
+    shown = gather(tmp_path, scripted.url, "rollouts.timeout_s=9", "rollouts.retries=0")
     assert [record["status"] for record in Run.open("mine", tmp_path).rollouts("gather")] == ["succeeded"] * 5
     (line,) = [line for line in shown.splitlines() if "slow down" in line]
     assert "rollouts.pause_s=3600" in line
@@ -74,8 +69,7 @@ def test_a_rate_limit_pauses_the_run_and_costs_no_rollout(scripted, tmp_path):
 
 def test_a_rate_limit_that_does_not_end_ends_the_run_with_its_own_words(scripted, tmp_path):
     scripted.hooks.insert(0, lambda _request: (429, "slow down", ("Retry-After", "90")))
-    code, shown = gather(tmp_path, scripted.url, "rollouts.pause_s=2")
-    assert code == 4, shown
-    last = shown.strip().splitlines()[-1]
-    assert all(part in last for part in ("429", "slow down", "rollouts.pause_s", "2 s"))
+    with refused(ModelError, "429", "slow down", "rollouts.pause_s", "2 s") as caught:
+        gather(tmp_path, scripted.url, "rollouts.pause_s=2")
+    assert caught.value.exit_code == 4
     assert list(Run.open("mine", tmp_path).rollouts("gather")) == []

@@ -2,11 +2,10 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from ask_kit import printed_by
 from kill_chain import Chain, Kill, events, exists, lines, recorded
 from provider_kit import USAGE, serve
 from web_kit import planted_server
@@ -31,12 +30,8 @@ def at(url):
     return [f"models.{slot}.base_url={url}" for slot in ("junior", "supervisor", "senior")]
 
 
-def run(module, *arguments):
-    done = subprocess.run(
-        [sys.executable, "-m", module, *map(str, arguments)], check=False, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return done.stdout
+def train(config, name, *arguments):
+    printed_by("chimera.train", "--config", CONFIGS / f"{config}.yaml", "--name", name, *arguments)
 
 
 def finished(folder, name):
@@ -53,8 +48,8 @@ def url():
 def trained(url, tmp_path_factory):
     """A run of configs/planted.yaml in small, with a report of all its stages."""
     folder = tmp_path_factory.mktemp("runs")
-    run("chimera.train", "--config", CONFIGS / "planted.yaml", "--name", "mine", *at(url), *SMALL, f"runs_dir={folder}")
-    run("chimera.eval", "--run", "mine", "--stages", "all", "--limit", "16", f"runs_dir={folder}")
+    train("planted", "mine", *at(url), *SMALL, f"runs_dir={folder}")
+    printed_by("chimera.eval", "--run", "mine", "--stages", "all", "--limit", "16", f"runs_dir={folder}")
     return folder
 
 
@@ -74,7 +69,7 @@ def test_rollouts_name_what_roles_were_told_and_are_replayed_from_their_traces(t
     assert {record["policy_versions"][GUIDANCE] for record in records} == {"society@fewshot"}
     gathered = read_lines(trained / "mine" / "rollouts" / "gather.jsonl")
     assert not any(GUIDANCE in record["policy_versions"] for record in gathered)
-    assert "came to the same" in run("chimera.eval", "--verify", trained / "mine" / "report")
+    assert "came to the same" in printed_by("chimera.eval", "--verify", trained / "mine" / "report")
 
 
 def test_the_gate_s_tasks_are_never_searched_on(trained):
@@ -86,20 +81,20 @@ def test_the_gate_s_tasks_are_never_searched_on(trained):
 
 def test_what_a_role_learned_to_be_told_is_exported_as_configuration_and_for_dspy(trained, tmp_path):
     out = tmp_path / "out"
-    run("chimera.export", trained / "mine", "--role", "Neurologist", "--out", out)
+    printed_by("chimera.export", trained / "mine", "--role", "Neurologist", "--out", out)
     told = load(trained / "mine" / "models" / "society" / "fewshot")["Neurologist"]
     state = json.loads((out / "dspy.json").read_text())
     assert [demo["goal"] for demo in state["demos"]] == [example["goal"] for example in told.examples]
     assert state["signature"]["fields"][0]["description"] == "${goal}"
-    check = run("chimera.train", "--check", "--config", out / "guidance.yaml", "models.junior.kind=endpoint",
+    check = printed_by("chimera.train", "--check", "--config", out / "guidance.yaml", "models.junior.kind=endpoint",
                 "models.junior.base_url=http://127.0.0.1:9/v1", "models.junior.model=m",
                 "--phases", "gather", "data.size=240")  # fmt: skip
     assert "nothing was started" in check
 
 
 def test_a_question_of_a_person_is_answered_by_who_was_told(trained):
-    asked = json.loads(run("chimera.ask", "--task", "generated-0-5", "--run", "mine", "--json", f"runs_dir={trained}"))
-    assert asked["answer"]
+    question = ("--task", "generated-0-5", "--run", "mine", "--json", f"runs_dir={trained}")
+    assert json.loads(printed_by("chimera.ask", *question))["answer"]
 
 
 def test_a_run_that_is_killed_learns_the_same_and_pays_for_nothing_twice(url, trained, tmp_path):
@@ -133,17 +128,7 @@ def test_a_run_that_is_killed_learns_the_same_and_pays_for_nothing_twice(url, tr
 
 def test_gepa_finds_what_was_planted_within_its_rollouts(url, tmp_path):
     pipeline = ["--phases", "gather,gepa", "pipeline.gepa.roles=[juniors]", "gepa.model=senior", "gather.tasks=24"]
-    run(
-        "chimera.train",
-        "--config",
-        CONFIGS / "planted.yaml",
-        "--name",
-        "g",
-        *at(url),
-        *FEW,
-        *pipeline,
-        f"runs_dir={tmp_path}",
-    )
+    train("planted", "g", *at(url), *FEW, *pipeline, f"runs_dir={tmp_path}")
     figures = finished(tmp_path, "g")["gepa"]["figures"]
     assert figures["rollouts"] <= 150
     assert figures["right_best"] >= 0.9 > figures["right_before"]
@@ -155,7 +140,7 @@ def test_gepa_finds_what_was_planted_within_its_rollouts(url, tmp_path):
 def test_a_cheaper_graph_is_found_goes_through_the_gate_and_is_replayed(url, tmp_path):
     pipeline = ["--phases", "gather,aflow", "pipeline.aflow.tasks=8", "aflow.graphs=12", "gather.tasks=4"]
     where = [*at(url), *FEW, f"runs_dir={tmp_path}"]
-    run("chimera.train", "--config", CONFIGS / "planted.yaml", "--name", "graph", *where, *pipeline)
+    train("planted", "graph", *where, *pipeline)
     figures = finished(tmp_path, "graph")["aflow"]["figures"]
     assert figures["graphs"] <= 12
     assert [entry["tokens"] for entry in figures["pareto"]] == sorted(entry["tokens"] for entry in figures["pareto"])
@@ -165,8 +150,8 @@ def test_a_cheaper_graph_is_found_goes_through_the_gate_and_is_replayed(url, tmp
     (record, *_) = read_lines(tmp_path / "graph" / "rollouts" / "gate-aflow.jsonl")
     assert record["policy_versions"][GRAPH] == "society@aflow"
     assert len(record["outputs"]["initial_hypotheses"]) == len(graph.juniors)
-    run("chimera.eval", "--run", "graph", "--limit", "6", f"runs_dir={tmp_path}")
-    assert "12 of 12 rollouts were replayed" in run("chimera.eval", "--verify", tmp_path / "graph" / "report")
+    printed_by("chimera.eval", "--run", "graph", "--limit", "6", f"runs_dir={tmp_path}")
+    assert "12 of 12 rollouts were replayed" in printed_by("chimera.eval", "--verify", tmp_path / "graph" / "report")
     assert "graph" in (tmp_path / "graph" / "report" / "report.md").read_text()
 
 
@@ -174,19 +159,9 @@ def test_a_society_of_two_is_evaluated_without_a_judge(url, tmp_path):
     (tmp_path / "duo.yaml").write_text("juniors: [Neurologist]\ndesign: false\nwaives: [SafetyOfficer]\n")
     principal = [f"models.principal.{key}" for key in ("kind=endpoint", f"base_url={url}", "model=planted")]
     where = [*at(url), *principal, *FEW, f"society.graph={tmp_path / 'duo.yaml'}", f"runs_dir={tmp_path}"]
-    run(
-        "chimera.train",
-        "--config",
-        CONFIGS / "planted.yaml",
-        "--name",
-        "duo",
-        "--phases",
-        "gather",
-        "gather.tasks=4",
-        *where,
-    )
-    run("chimera.eval", "--run", "duo", "--limit", "6", f"runs_dir={tmp_path}")
-    assert "6 of 6 rollouts were replayed" in run("chimera.eval", "--verify", tmp_path / "duo" / "report")
+    train("planted", "duo", "--phases", "gather", "gather.tasks=4", *where)
+    printed_by("chimera.eval", "--run", "duo", "--limit", "6", f"runs_dir={tmp_path}")
+    assert "6 of 6 rollouts were replayed" in printed_by("chimera.eval", "--verify", tmp_path / "duo" / "report")
     (record, *_) = read_lines(tmp_path / "duo" / "rollouts" / "gather.jsonl")
     assert (record["status"], record["reward"], record["counts"]["model_calls"]) == ("succeeded", None, 4)
 
@@ -206,9 +181,9 @@ def test_a_society_of_api_models_goes_through_configs_endpoint_within_its_budget
                  "fewshot.candidates=3", "gepa.tasks=6",
                  f"fewshot.budget.tokens={tokens}", "gepa.budget.rollouts=12", "bandit.tasks=4",
                  "gate.tasks=6", "data.size=80", "wandb.mode=disabled", f"runs_dir={tmp_path}"]  # fmt: skip
-        run("chimera.train", "--config", CONFIGS / "endpoint.yaml", "--name", "api", *models, *small)
+        train("endpoint", "api", *models, *small)
         answered = len(server.requests)
-        run("chimera.eval", "--run", "api", "--limit", "4", f"runs_dir={tmp_path}")
+        printed_by("chimera.eval", "--run", "api", "--limit", "4", f"runs_dir={tmp_path}")
     figures = {phase: event["figures"] for phase, event in finished(tmp_path, "api").items()}
     assert set(figures) == {"gather", "fewshot", "gepa", "bandit"}
     assert 0 < figures["fewshot"]["tokens"] <= tokens
@@ -236,7 +211,7 @@ def test_examples_weights_and_instructions_are_learned_in_turn(tmp_path):
         "gate: {tasks: 6}\n"
     )
     small = ["data.size=120", "wandb.mode=disabled", f"models.junior.path={model}", f"runs_dir={tmp_path}"]
-    run("chimera.train", "--config", tmp_path / "turns.yaml", "--name", "turns", *small)
+    printed_by("chimera.train", "--config", tmp_path / "turns.yaml", "--name", "turns", *small)
     phases = finished(tmp_path, "turns")
     assert list(phases) == ["gather", "fewshot", "sft", "gepa"]
     assert phases["sft"]["figures"]["selected"] >= 4

@@ -6,6 +6,7 @@ the evaluation; in the end the same rollouts are given to a run that nobody kill
 
 import os
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,14 @@ def check_left(chain: Chain) -> None:
         assert chain.slowest < GONE_S
 
 
+def check_metrics(chain: Chain) -> None:
+    """Metrics name each rollout of the phases once, also one that was recorded when its run was killed."""
+    logged = [line["rollout_id"] for line in read_lines(chain.run / "metrics.jsonl") if line["phase"] == "rollout"]
+    files = [file for file in (chain.run / "rollouts").iterdir() if not file.name.startswith(("gate-", "eval-"))]
+    assert logged
+    assert sorted(logged) == sorted(line["rollout_id"] for file in files for line in read_lines(file))
+
+
 @pytest.mark.timeout(1800)
 def test_a_run_that_is_killed_four_times_while_it_gathers_loses_nothing(tmp_path):
     chain = Chain(tmp_path, "short", [*FEW, "gather.tasks=8"], ["gather"])
@@ -114,8 +123,10 @@ def test_a_run_that_is_killed_four_times_while_it_gathers_loses_nothing(tmp_path
         chain.close()
     assert {phase: len(found) for phase, found in recorded(chain.run).items()} == {"gather": 8}
     ledger = list(read_lines(chain.run / "ledger.jsonl"))
-    assert [event["event"] for event in ledger].count("phase_finished") == 1
+    found = Counter(event["event"] for event in ledger)
+    assert (found["phase_failed"], found["phase_finished"]) == (1, 1), "one server was killed"
     assert list(unlike_disk(chain.run, history(ledger))) == []
+    check_metrics(chain)
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +157,7 @@ def test_nothing_is_lost_or_made_twice_or_left_running_by_thirty_kills(killed):
     for event in ("phase_finished", "phase_learned"):
         of_phase = [line["phase"] for line in ledger if line["event"] == event]
         assert len(of_phase) == len(set(of_phase)), event
+    check_metrics(killed)
     check_left(killed)
 
 
@@ -161,6 +173,7 @@ def test_an_unkilled_run_learns_the_same_weights_from_the_same_rollouts(killed):
     planned = next(number for number, line in enumerate(beginning) if '"event":"planned"' in line)
     (chain.run / "ledger.jsonl").write_text("".join(beginning[: planned + 1]))
     (chain.run / "rollouts").mkdir()
+    printed = ""
     try:
         for number, phase in enumerate(PHASES):
             names = [phase, f"gate-{phase}"] + ["gate-base"] * (phase == "sft")
@@ -169,9 +182,10 @@ def test_an_unkilled_run_learns_the_same_weights_from_the_same_rollouts(killed):
                     shutil.copy(source, chain.run / "rollouts")
                 if (source := killed.run / "traces" / name).exists():
                     shutil.copytree(source, chain.run / "traces" / name)
-            chain.finish(phases=PHASES[: number + 1])
+            printed = chain.finish(phases=PHASES[: number + 1])
     finally:
         chain.close()
+    assert all(f"{phase}: finished before" in printed for phase in PHASES[:-1])
     made = recorded(chain.run)
     assert made == {phase: records for phase, records in recorded(killed.run).items() if phase in made}
     assert learned(chain.run) == learned(killed.run)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ask_kit import printed_by
 
 from chimera.data.tasks import load
 from chimera.run.directory import Run
@@ -62,11 +63,18 @@ def test_an_example_trains_evaluates_and_is_exported(name, tmp_path):
     assert "option A" in asked or name != "medqa"
 
 
+@pytest.fixture
+def gathered(tmp_path):
+    """A run with two reviews."""
+    config = REPOSITORY / "configs" / "review.yaml"
+    options = ["--config", config, "--phases", "gather", "--name", "review", f"runs_dir={tmp_path}"]
+    printed_by("chimera.train", *options, *SMALLER, "gather.tasks=2", "data.levels=[3]")
+    return Run(tmp_path / "review")
+
+
 @pytest.mark.whole
-async def test_every_study_s_visit_is_a_state_and_a_rollout_replays_from_its_trace(tmp_path):
-    options = ["--config", "configs/review.yaml", "--phases", "gather", "--name", "review", f"runs_dir={tmp_path}"]
-    command("chimera.train", *options, *SMALLER, "gather.tasks=2", "data.levels=[3]")
-    run = Run(tmp_path / "review")
+async def test_every_study_s_visit_is_a_state_and_a_rollout_replays_from_its_trace(gathered):
+    run = gathered
     tasks = {task.id: task for task in load(run.config.data).tasks}
     records, replay = Records(run, run.config.reward), Replay(run.config, run.path)
     for record in records.of("gather").values():

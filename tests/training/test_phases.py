@@ -23,14 +23,8 @@ def phases(names, *overrides):
 
 
 def test_two_phases_may_not_train_one_slot_by_the_answers_of_different_roles():
-    with refused(
-        ConfigError,
-        "pipeline.refine",
-        "pipeline.design",
-        "slot senior",
-        "HypothesisRefiner",
-        "pipeline.design.shared=true",
-    ):
+    both = ("pipeline.refine", "pipeline.design", "slot senior", "HypothesisRefiner", "pipeline.design.shared=true")
+    with refused(ConfigError, both):
         phases("refine,design", *TWO, *SHARED)
     assert [one.plan.slot for one in phases("refine,design", *TWO)] == ["refiner", "senior"]
     shared = phases("refine,design", *TWO, *SHARED, "design.shared=true")
@@ -46,12 +40,10 @@ def test_a_plan_has_its_roles_in_the_order_of_the_society_and_each_slot_once():
 @pytest.mark.parametrize(
     ("overrides", "complaint"),
     [
-        (
-            ["sft.roles=[Genetist]"],
-            ("pipeline.sft.roles", "'Genetist'", "'Geneticist'"),
-        ),
+        (["sft.roles=[Genetist]"], ("pipeline.sft.roles", "'Genetist'", "'Geneticist'")),
         (["sft.roles=[Judge]"], ("pipeline.sft.roles", "Judge")),
         (["gather.roles=juniors"], ("pipeline.gather.roles", "remove it")),
+        (["pipeline.aflow.roles=[juniors]"], ("pipeline.aflow.roles", "remove it")),
         (["bandit.roles=[Supervisor, Geneticist]"], ("pipeline.bandit.roles", "Geneticist", "Supervisor")),
         (
             ["models.senior.kind=endpoint", "models.senior.base_url=http://x/v1", "models.senior.model=m"],

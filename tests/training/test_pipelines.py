@@ -50,10 +50,6 @@ PIPELINES = {
         f"  bandit: {BANDIT}\n",
         {"sft": "junior@sft", "ppo": "refiner@ppo-", "design": "senior@design-", "bandit": "Supervisor@bandit"},
     ),
-    "gather and bandit only": (
-        f"pipeline:\n  gather: {{tasks: 8}}\n  bandit: {BANDIT}\n",
-        {"bandit": "Supervisor@bandit"},
-    ),
 }
 
 

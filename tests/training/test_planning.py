@@ -11,7 +11,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors import safe_open
+from message_kit import refused
 
 from chimera.config.sections.bundled import NANO
 from chimera.config.sections.models import ModelConfig
@@ -148,9 +148,7 @@ def test_what_does_not_fit_is_said_with_figures(overrides, here, said):
 
 def test_servers_that_sleep_and_a_learner_that_leaves_share_a_gpu_by_turns():
     """They do not fit beside each other, and fit one after the other; what rests is in the main memory."""
-    gpu = [
-        f"models.junior.{key}={value}" for key, value in {"kind": "vllm", "python": "/v/python", "gpus": ["0"]}.items()
-    ]
+    gpu = [f"models.junior.{setting}" for setting in ("kind=vllm", "python=/v/python", "gpus=['0']")]
     given, here = [*gpu, "models.junior.cache_gib=0.2"], machine(gpus=[int(1.2 * GB)])
     offload = "ppo.verl.engine={param_offload: true, optimizer_offload: true}"
 
@@ -177,21 +175,11 @@ TINY = {
 }  # fmt: skip
 
 
-def stored_numbers(folder):
-    with safe_open(folder / "model.safetensors", "pt") as file:
-        sizes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118  no mapping
-    return sum(size[0] * (size[1] if len(size) > 1 else 1) for size in sizes)
-
-
-def test_the_parameters_of_a_folder_are_those_in_its_weights(serving_model):
-    for folder in (NANO, serving_model(seed=3), serving_model(seed=3, tied=False)):
-        assert model_of(folder).parameters == stored_numbers(folder)
-
-
 @pytest.mark.parametrize(
     ("family", "more"),
     [
         ("qwen2", {"tie_word_embeddings": True}),
+        ("qwen2", {"tie_word_embeddings": False}),
         ("qwen3", {"tie_word_embeddings": False, "head_dim": 24}),
         ("llama", {"attention_bias": True}),
     ],
@@ -232,9 +220,8 @@ def test_the_cache_is_that_of_the_embedded_server():
 def test_a_model_whose_sizes_are_not_known_is_named(tmp_path, given, said):
     (tmp_path / "config.json").write_text(json.dumps(given))
     for kind in ([], ["models.junior.kind=vllm", "models.junior.python=/vllm/bin/python"]):
-        with pytest.raises(ConfigError) as error:
+        with refused(ConfigError, tmp_path, *said, lines=None):
             plan_run(load_config(None, [f"models.junior.path={tmp_path}", *kind]), machine())
-        assert all(part in str(error.value) for part in (str(tmp_path), *said))
 
 
 def hub_models(value):
@@ -254,13 +241,10 @@ def test_the_sizes_of_all_hub_models_that_our_configurations_name_are_known():
 
 @pytest.mark.parametrize(
     ("name", "here", "fits"),
-    [
-        *(("eight_gpus", "8x80GB,1024GB", 0), ("eight_gpus", "7x80GB,1024GB", 1), ("eight_gpus", "8x40GB,1024GB", 1)),
-        *(("eight_gpus", "8x80GB,8GB", 1), ("one_gpu", "1x80GB,64GB", 0), ("one_gpu", "64GB", 1)),
-    ],
+    [("eight_gpus", "8x80GB,1024GB", 0), ("eight_gpus", "8x80GB,8GB", 1), ("one_gpu", "64GB", 1)],
 )
 def test_a_recipe_for_gpus_is_compared_with_the_machine_that_is_named(name, here, fits, capsys, monkeypatch):
-    """Without network, and without a GPU here."""
+    """Without network, and without a GPU here. `test_gpu_configs` has fewer and smaller GPUs."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert main(["--config", str(ROOT / "configs" / f"{name}.yaml"), "--machine", here]) == fits
     assert ("does not fit" in capsys.readouterr().out) == bool(fits)
@@ -268,9 +252,8 @@ def test_a_recipe_for_gpus_is_compared_with_the_machine_that_is_named(name, here
 
 @pytest.mark.parametrize("text", ["8x80,1024", "", "8x80GB", "8x80GB, 1024GB", "x80GB,1GB", "99999x1GB,1GB", "64"])
 def test_a_machine_that_is_written_in_another_way_is_refused_with_an_example(text):
-    with pytest.raises(ConfigError) as error:
+    with refused(ConfigError, "--machine", repr(text), "8x80GB,1024GB", lines=None):
         main(["--machine", text])
-    assert all(part in str(error.value) for part in ("--machine", repr(text), "8x80GB,1024GB"))
 
 
 def test_the_command_prints_each_phase_and_json(capsys):

@@ -87,18 +87,32 @@ def versions_of_role(run, role):
     return found
 
 
+def train(tmp_path, config, *arguments):
+    """The run that the command made with a configuration file, or with the text of one."""
+    if not isinstance(config, Path):
+        (tmp_path / "vllm.yaml").write_text(config)
+        config = tmp_path / "vllm.yaml"
+    done = subprocess.run(
+        [sys.executable, "-m", "chimera.train", "--config", str(config), "--name", "vllm", f"runs_dir={tmp_path}",
+         *arguments],
+        capture_output=True, text=True, cwd=REPOSITORY, env={**os.environ, "OPENAI_API_KEY": KEY}, check=False,
+    )  # fmt: skip
+    logs = "".join(log.read_text()[-2000:] for log in (tmp_path / "vllm").glob("logs/vllm.log"))
+    assert done.returncode == 0, done.stdout + done.stderr + logs
+    return Run(tmp_path / "vllm")
+
+
+def published(run):
+    """What a run's publishes did, or its servers' sleep."""
+    return [json.loads(line) for line in (run.path / "logs" / "vllm-publishes.jsonl").read_text().splitlines()]
+
+
 def played(tmp_path, settings):
     """The run that was made with `settings`, the version that it learned, and what its publishes did.
 
     All answers are by the version that they should be by: before the phase, in each of its steps, and after it.
     """
-    file = tmp_path / "vllm.yaml"
-    file.write_text(settings)
-    command = [sys.executable, "-m", "chimera.train", "--config", str(file), "--name", "vllm", f"runs_dir={tmp_path}"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
-    logs = tmp_path / "vllm" / "logs"
-    assert done.returncode == 0, done.stdout + done.stderr + (logs / "vllm.log").read_text()[-2000:]
-    run = Run(tmp_path / "vllm")
+    run = train(tmp_path, settings)
     found = versions_of_role(run, "HypothesisRefiner")
     (learned,) = (event["policy"]["version"] for event in run.events() if event["event"] == "phase_learned")
     assert set(found["gather"]) == {"nano@0"}
@@ -107,7 +121,7 @@ def played(tmp_path, settings):
     answers = Counter(call["response"]["weights_version"] for call in calls)
     assert answers
     assert all(call["version"] == call["response"]["weights_version"] for call in calls)
-    publishes = [json.loads(line) for line in (logs / "vllm-publishes.jsonl").read_text().splitlines()]
+    publishes = published(run)
     assert publishes[-1]["version"] == learned
     assert max(max(one["apart"]) for one in publishes) < 1e-4
     print(json.dumps({"versions": found, "branches": answers, "publishes": publishes}, indent=1))
@@ -172,15 +186,8 @@ def running_server(folder, log_file):
     environment |= {"VLLM_SERVER_DEV_MODE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     openmp = Path(PYTHON).parent.parent / "lib" / "libiomp5.so"
     environment |= {"LD_PRELOAD": str(openmp)} if openmp.exists() else {}
-    command = [
-        PYTHON,
-        "-m",
-        "vllm.entrypoints.openai.api_server",
-        "--model",
-        str(folder),
-        "--served-model-name",
-        "nano",
-    ]
+    command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
+    command += ["--served-model-name", "nano"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--enforce-eager", *USUAL]
     command += ["--max-model-len", "2048", "--kv-cache-memory-bytes", str(2**30)]
     server = Program("vLLM", command, log_file, environment)
@@ -196,23 +203,12 @@ def test_a_server_that_runs_already_sleeps_during_updates_and_answers_by_each_ve
     """vLLM on a processor keeps its memory when it is told to sleep, and answers the same routes as on a GPU."""
     folder = untied(tmp_path / "nano")
     with running_server(folder, tmp_path / "server.log") as url:
-        file = tmp_path / "vllm.yaml"
-        file.write_text(PATIENT + RUNNING.format(folder=folder, url=url))
-        done = subprocess.run(
-            [sys.executable, "-m", "chimera.train", "--config", str(file), "--name", "vllm", f"runs_dir={tmp_path}"],
-            capture_output=True,
-            text=True,
-            cwd=REPOSITORY,
-            env={**os.environ, "OPENAI_API_KEY": KEY},
-            check=False,
-        )
-    assert done.returncode == 0, done.stdout + done.stderr + (tmp_path / "vllm" / "logs" / "vllm.log").read_text()
-    run = Run(tmp_path / "vllm")
+        run = train(tmp_path, PATIENT + RUNNING.format(folder=folder, url=url))
     found = versions_of_role(run, "HypothesisRefiner")
     learned = [event["policy"]["version"] for event in run.events() if event["event"] == "phase_learned"]
     assert set(found["gather"]) == {"nano@0"}
     assert set(found["again"]) == {learned[-1]}
-    noted = [json.loads(line) for line in (run.path / "logs" / "vllm-publishes.jsonl").read_text().splitlines()]
+    noted = published(run)
     folders = [NANO, *(run.path / "models" / "refiner" / one.partition("@")[2] for one in learned)]
     assert len({(one / "model.safetensors").read_bytes() for one in folders}) == 3
     stages = [next(iter({"sleep", "wake", "reload"} & set(one["seconds"]))) for one in noted]
@@ -224,27 +220,17 @@ def test_a_server_that_runs_already_sleeps_during_updates_and_answers_by_each_ve
 
 def test_the_shipped_endpoint_file_gathers_with_tool_calls_from_a_vllm_server(tmp_path):
     with running_server(NANO, tmp_path / "vllm.log") as url:
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "chimera.train", "--config", str(REPOSITORY / "configs" / "endpoint.yaml")),
-                *("--name", "endpoint", "--phases", "gather", f"runs_dir={tmp_path}", "wandb.mode=disabled"),
-                *("data.size=60", "gather.tasks=8", "rollouts.timeout_s=6000"),
-                *(f"models.{slot}.base_url={url}/v1" for slot in ("junior", "senior")),
-                *(f"models.{slot}.model=nano" for slot in ("junior", "senior")),
-                *(f"models.{slot}.api_key_env=OPENAI_API_KEY" for slot in ("junior", "senior")),
-                # vLLM 0.32 on a processor ends when it decodes several requests with seeds together.
-                *(f"models.{slot}.extra_body={{seed: null}}" for slot in ("junior", "senior")),
-                *(f"models.{slot}.kind=rubric" for slot in ("board", "principal", "judge")),
-                *("models.junior.timeout_s=900", "models.junior.max_tokens=768"),
-            ],
-            capture_output=True,
-            text=True,
-            cwd=REPOSITORY,
-            env={**os.environ, "OPENAI_API_KEY": KEY},
-            check=False,
+        # vLLM 0.32 on a processor ends when it decodes several requests with seeds together.
+        served = (f"base_url={url}/v1", "model=nano", "api_key_env=OPENAI_API_KEY", "extra_body={seed: null}")
+        run = train(
+            tmp_path,
+            REPOSITORY / "configs" / "endpoint.yaml",
+            *("--phases", "gather", "wandb.mode=disabled", "data.size=60", "gather.tasks=8", "rollouts.timeout_s=6000"),
+            *(f"models.{slot}.{setting}" for slot in ("junior", "senior") for setting in served),
+            *(f"models.{slot}.kind=rubric" for slot in ("board", "principal", "judge")),
+            *("models.junior.timeout_s=900", "models.junior.max_tokens=768"),
         )
-    assert done.returncode == 0, done.stdout + done.stderr
-    records = [RolloutRecord.load(data) for data in Run(tmp_path / "endpoint").rollouts("gather")]
+    records = [RolloutRecord.load(data) for data in run.rollouts("gather")]
     calls = sum(sum(record.tool_calls.values()) for record in records) / len(records)
     failed = [record.error for record in records if record.error]
     print(f"{len(records)} rollouts, {calls:.2f} tool calls a rollout, {len(failed)} failed: {failed}")

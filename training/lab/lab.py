@@ -207,8 +207,11 @@ class Lab:
             job = partial(self._job, candidates=candidates, mode=mode)
             async with aclosing(self._made(named, job, on_trial=bool(instead))) as stream:
                 async for record, trace in stream:
+                    # A recorded rollout too: the run may have been killed before its line. None is logged twice.
+                    self.metrics.rollout(record)
                     if trace is not None:
-                        self._tell(record)
+                        for warning in self._watch.add(record):
+                            self.view.warn(warning)
                     yield self.episode(record, trace)
 
     async def replay(self, rollout_id: str, input_: RolloutInput, candidates: Beside, start: Start) -> Episode:
@@ -256,11 +259,6 @@ class Lab:
             slot: replace(endpoint, model=candidates.get(slot, endpoint.model))
             for slot, endpoint in self.servers.endpoints.items()
         }
-
-    def _tell(self, record: RolloutRecord) -> None:
-        self.metrics.rollout(record)
-        for warning in self._watch.add(record):
-            self.view.warn(warning)
 
 
 def _scored(config: Config) -> frozenset[str]:

@@ -17,8 +17,6 @@ from agents.tools.text.fulltext import Database
 from agents.tools.text.passages import Passage, clean
 
 PUBMEDQA = Path(__file__).parents[4] / "shared" / "pubmedqa" / "ori_pqal.json"
-
-
 DOCUMENTS = (
     Passage("101", "", "Adults with a cold were randomised to zinc. Colds were shorter with zinc (p=0.002)."),
     Passage("102", "", "A cohort of nurses was followed. Night shifts went with higher body mass index (p=0.01)."),
@@ -128,15 +126,21 @@ def test_threads_share_one_index():
     assert answers == {number: ["101"] * 20 for number in range(6)}
 
 
-def test_a_forked_process_searches_the_index_of_its_parent():
-    INDEX.search("zinc", 1)
+def in_fork(work):
+    """What `work` returns in a forked process, and that process's id."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=lambda: sender.send([passage.id for passage in INDEX.search("nurses", 3)]))
+    child = context.Process(target=lambda: sender.send((work(), os.getpid())))
     child.start()
     assert receiver.poll(30)
-    assert receiver.recv() == ["102"]
     child.join()
+    return receiver.recv()
+
+
+def test_a_forked_process_searches_the_index_of_its_parent():
+    INDEX.search("zinc", 1)
+    ids, _ = in_fork(lambda: [passage.id for passage in INDEX.search("nurses", 3)])
+    assert ids == ["102"]
     assert [passage.id for passage in INDEX.search("zinc", 1)] == ["101"]
 
 
@@ -150,13 +154,8 @@ def test_a_forked_process_opens_its_own_connection():
     database = Database(opener)
     database.query("SELECT 1")
     database.query("SELECT 1")
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=lambda: sender.send((database.query("SELECT 2"), opened)))
-    child.start()
-    assert receiver.poll(30)
-    assert receiver.recv() == ([(2,)], [os.getpid(), child.pid])
-    child.join()
+    (rows, opened_there), pid = in_fork(lambda: (database.query("SELECT 2"), opened))
+    assert (rows, opened_there) == ([(2,)], [os.getpid(), pid])
     assert opened == [os.getpid()]
 
 

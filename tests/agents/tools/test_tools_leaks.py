@@ -107,19 +107,16 @@ async def search(toolbox, query="zinc", *, brief=BRIEF):
     return await toolbox.call("literature_search", {"query": query}, brief=brief)
 
 
-TAVILY_PLANTS = [
-    DISGUISES[name]
-    for name in ("same title", "other case", "other punctuation", "mark-up", "title with site", "title cut off")
-] + [DISGUISES[name] for name in ("address", "number in the text", "question in the text", "sentence in the text")]
+TAVILY_PLANTS = [plant for plant in DISGUISES.values() if plant.id == "x"]
 
 
 @respx.mock
 async def test_tavily_never_returns_the_planted_article():
-    other = Passage("o", "Zinc lozenges and taste", "They taste bad.", "https://o.example/9")
-    for plants in ([*TAVILY_PLANTS, other], [other, *TAVILY_PLANTS], [*TAVILY_PLANTS[:5], other, *TAVILY_PLANTS[5:]]):
+    for at in (0, 5, len(TAVILY_PLANTS)):
+        plants = [*TAVILY_PLANTS[:at], OTHER, *TAVILY_PLANTS[at:]]
         toolbox, _ = tavily(*plants, results=2)
         result = await search(toolbox, GOAL)
-        assert [passage.url for passage in result.passages] == ["https://o.example/9"]
+        assert [passage.url for passage in result.passages] == [OTHER.url]
         assert ANSWER not in str(result.content())
 
 
@@ -133,7 +130,7 @@ async def test_when_blocking_leaves_nothing_the_result_is_no_match():
 def pubmed_article(pmid, title, conclusion):
     return (
         f"<PubmedArticle><MedlineCitation><PMID>{pmid}</PMID><Article><ArticleTitle>{title}</ArticleTitle><Abstract>"
-        f'<AbstractText Label="RESULTS">Zinc was given.</AbstractText>'
+        '<AbstractText Label="RESULTS">Zinc was given.</AbstractText>'
         f'<AbstractText Label="CONCLUSION">{conclusion}</AbstractText>'
         "</Abstract></Article></MedlineCitation></PubmedArticle>"
     )

@@ -81,12 +81,9 @@ async def test_keys_are_not_logged_when_all_goes_well(live_answers, caplog, serv
     [
         ("<PubmedArticleSet><Pubmed", "malformed XML"),
         ("", "malformed XML"),
-        ("<a>" * 1_000_000, "malformed XML"),
+        ("<a>" * 200_000, "malformed XML"),
         ("<html><body>Down</body></html>", ("<html>", "<PubmedArticleSet>")),
-        (
-            '<!DOCTYPE x [<!ENTITY a "ha"><!ENTITY b "&a;&a;">]><PubmedArticleSet>&b;</PubmedArticleSet>',
-            "entity",
-        ),
+        ('<!DOCTYPE x [<!ENTITY a "ha"><!ENTITY b "&a;&a;">]><PubmedArticleSet>&b;</PubmedArticleSet>', "entity"),
         ('<!DOCTYPE x [<!ENTITY a SYSTEM "file:///etc/passwd">]><PubmedArticleSet>&a;</PubmedArticleSet>', "entity"),
     ],
 )
@@ -216,8 +213,8 @@ async def test_a_service_that_drips_is_given_up_after_the_time_out(service):
 
     async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
         address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        with refused(ToolError, service, "0.2 s", "tools.timeout_s"):
-            await SERVICES[service](live_http(timeout_s=0.2), address)("zinc")
+        with refused(ToolError, service, "0.1 s", "tools.timeout_s"):
+            await SERVICES[service](live_http(timeout_s=0.1), address)("zinc")
 
 
 async def test_a_waiting_search_can_be_cancelled(silent_server):

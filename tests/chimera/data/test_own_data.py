@@ -34,10 +34,10 @@ CSV = 'id,question,context,label\na,Does tea help?,"Pain was lower, as told (p=0
 LETTERS = {"A": "iron", "B": "zinc"}
 
 
-def csv_of(rows) -> str:
+def csv_of(rows, delimiter=",") -> str:
     """As spreadsheets write it, with every text in quotation marks."""
-    cells = (('"' + str(row[name]).replace('"', '""') + '"' for name in rows[0]) for row in rows)
-    return ",".join(rows[0]) + "\n" + "".join(",".join(row) + "\n" for row in cells)
+    cells = [['"' + str(row[name]).replace('"', '""') + '"' for name in rows[0]] for row in rows]
+    return "".join(delimiter.join(line) + "\n" for line in (rows[0], *cells))
 
 
 def jsonl_of(rows) -> str:
@@ -65,15 +65,9 @@ def read(path: Path, *, columns=None, **settings) -> list[ResearchTask]:
         ("d.csv", csv_of(ROWS)),
         ("d.csv", "\ufeff" + csv_of(ROWS)),
         ("d.CSV", csv_of(ROWS).replace("\n", "\r\n").replace('same""\r\n', 'same""\n')),
-        (
-            "d.tsv",
-            csv_of(ROWS).replace('","', '"\t"').replace("id,question,context,label", "id\tquestion\tcontext\tlabel"),
-        ),
-        ("d.csv", csv_of(ROWS).replace('","', '";"').replace("id,question,context,label", "id;question;context;label")),
-        (
-            "d.csv",
-            "sep=|\n" + csv_of(ROWS).replace('","', '"|"').replace("id,question,context,", "id|question|context|"),
-        ),
+        ("d.tsv", csv_of(ROWS, "\t")),
+        ("d.csv", csv_of(ROWS, ";")),
+        ("d.csv", "sep=|\n" + csv_of(ROWS, "|")),
         ("d.csv", csv_of([{**row, "": "", " ": ""} for row in ROWS]) + ",,,,,\n"),
         ("d.jsonl", jsonl_of(ROWS)),
         ("d.ndjson", "\n" + jsonl_of(ROWS).replace("\n", "\n\n")),
@@ -125,8 +119,8 @@ def test_files_are_read_without_the_libraries_of_the_hub(tmp_path):
 
 def test_columns_are_mapped(tmp_path):
     record = {"meta": {"pmid": 7}, "q": "Why?", "intro": "Because.", "end": "It ended.", "truth": "Yes", "year": 2010}
-    columns = {"goal": "q", "context": ("intro", "end"), "label": "truth", "id": "meta.pmid", "level": "year"}
-    columns["long_answer"] = "end"
+    columns = {"goal": "q", "context": ("intro", "end"), "label": "truth", "id": "meta.pmid"}
+    columns |= {"level": "year", "long_answer": "end"}
     sections = (Section("intro", "Because."), Section("end", "It ended."))
     expected = ResearchTask("7", "Why?", sections, "yes", "own", "It ended.", 2010)
     assert read(written(tmp_path, "d.jsonl", [record]), columns=columns) == [expected]
@@ -154,33 +148,6 @@ def test_equal_rows_without_ids_are_different_tasks_and_so_is_a_row_with_another
     first, second, other = (task.id for task in read(written(tmp_path, "d.jsonl", [row, row, {**row, "label": "no"}])))
     assert second == f"{first}-2"
     assert not other.startswith(first)
-
-
-HALF = "Does tea help \ud800?"
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"id": "a", "question": HALF, "label": "yes"},
-        {"id": HALF, "question": "Why?", "label": "yes"},
-        {"question": "Why?", "context": {"RESULTS": HALF}, "label": "yes"},
-        {"question": "Why?", "context": {HALF: "It fell."}, "label": "yes"},
-        {"question": "Why?", "long_answer": HALF, "label": "yes"},
-        {"question": "Which?", "options": {"A": "iron", "B": HALF}, "label": "A"},
-    ],
-)
-def test_half_a_character_is_refused_with_its_row(tmp_path, row):
-    path = written(tmp_path, "d.jsonl", [row])
-    with refused(DataError, f"{path}: line 1", r"'\ud800'", "UTF-8") as caught:
-        read(path)
-    str(caught.value).encode()
-
-
-def test_half_a_character_in_json_within_a_cell_is_refused_with_its_line(tmp_path):
-    path = written(tmp_path, "d.csv", 'question,options,label\nWhich?,"{""A"": ""x"", ""B"": ""\\udc00""}",A\n')
-    with refused(DataError, "d.csv", "line 2", r"\udc00", "UTF-8"):
-        read(path)
 
 
 def test_a_whole_pair_of_surrogates_is_one_character(tmp_path):
@@ -283,138 +250,123 @@ def test_labels_without_texts_are_the_options_of_every_task(tmp_path):
     assert read(written(tmp_path, "y.csv", CSV), labels=("yes", "no", "maybe")) == TASKS[:1]
 
 
-FAULTS = [
-    *(
-        ("d.jsonl", [{**ROWS[0], "context": {"contexts": ["a", "b"], "labels": names}}], {}, ("line 1", "['a', 'b']"))
-        for names in (["METHODS"], [], None)
-    ),
+NO_GOAL = "'goal' or 'question'"
+FAULTY_CSV = [
+    ("id,quest,label\n1,Why?,yes\n", {}, (NO_GOAL, "id, quest, label", "data.columns.goal=quest")),
+    ("nr,Prompt,final_decision\n1,Why?,yes\n", {}, (NO_GOAL, "nr, Prompt, final_decision", "data.columns.goal=Prompt")),
+    ("QUERY,verdict\nWhy?,yes\n", {}, (NO_GOAL, "data.columns.goal=QUERY")),
+    ("xyz,verdict\nWhy?,yes\n", {}, (NO_GOAL, "xyz, verdict", "set data.columns.goal")),
+    ("Question,answer\nWhy?,yes\n", {"goal": "query"}, ("'query'", "data.columns.goal=Question")),
+    (CSV, {"label": "verdict"}, ("'verdict'", "id, question, context, label", "data.columns.label=label")),
+    ("question,label\nWhy?,yes\nHow?,\n", {}, ("line 3", "column 'label'", "empty", "remove the row")),
     (
-        "d.csv",
-        "id,quest,label\n1,Why?,yes\n",
-        {},
-        ("'goal' or 'question'", "id, quest, label", "data.columns.goal=quest"),
-    ),
-    (
-        "d.csv",
-        CSV,
-        {"columns": {"label": "verdict"}},
-        ("'verdict'", "id, question, context, label", "data.columns.label=label"),
-    ),
-    (
-        "d.jsonl",
-        [{"q": "Why?", "Verdict": "yes"}],
-        {"columns": {"goal": "q"}},
-        ("'label'", "q, Verdict", "data.columns.label=Verdict"),
-    ),
-    (
-        "d.csv",
-        "nr,Prompt,final_decision\n1,Why?,yes\n",
-        {},
-        ("'goal' or 'question'", "nr, Prompt, final_decision", "data.columns.goal=Prompt"),
-    ),
-    ("d.csv", "QUERY,verdict\nWhy?,yes\n", {}, ("'goal' or 'question'", "data.columns.goal=QUERY")),
-    ("d.csv", "Question,answer\nWhy?,yes\n", {"columns": {"goal": "query"}}, ("'query'", "data.columns.goal=Question")),
-    ("d.csv", "xyz,verdict\nWhy?,yes\n", {}, ("'goal' or 'question'", "xyz, verdict", "set data.columns.goal")),
-    ("d.csv", "question,label\nWhy?,yes\nHow?,\n", {}, ("line 3", "column 'label'", "empty", "remove the row")),
-    ("d.jsonl", [ROWS[0], {"id": 2, "question": "Why?"}], {}, ("line 2", "column 'label'", "empty")),
-    (
-        "d.csv",
         "question,label\nWhy?,perhaps\n",
         {},
         ("line 2", "column 'label'", "'perhaps'", "yes, no, maybe", "data.columns.label", "data.labels"),
     ),
-    ("d.jsonl", [{"question": "Why?", "label": True}], {}, ("line 1", "column 'label'", "True", "yes, no, maybe")),
-    ("d.jsonl", [{"question": "Why?", "options": LETTERS, "label": "E"}], {}, ("line 1", "'E'", "A, B")),
+    ("question;label\nWhy; though?;yes\n", {}, ("line 2", "3 fields", "2 columns", "semicolons")),
+    ("question,label\nWhy, though?,yes\n", {}, ("line 2", "3 fields", "2 columns", "commas")),
+    (CSV + CSV.splitlines()[1] + "\n", {}, ("line 3", "'a'", "line 2", "data.columns.id")),
+    ("question,label\n,yes\n", {}, ("line 2", "column 'question'", "empty", "give a text")),
+    ("id,question,label\n,Why?,yes\n", {}, ("line 2", "column 'id'", "''", "give each row an id")),
     (
-        "d.jsonl",
-        [{"question": "Why?", "options": LETTERS, "label": "A"}],
-        {"labels": ("A", "C")},
-        ("line 1", "'B'", "data.labels", "A, C", "add it"),
-    ),
-    *(
-        ("d.jsonl", [{"question": "Why?", "options": ["x", "y"], "label": label}], {}, ("line 1", repr(label), "A, B"))
-        for label in (2, -1, 0.5, True, "C", "12")
-    ),
-    (
-        "d.jsonl",
-        [{"question": "Why?", "options": ["x", "y"], "label": 0}],
-        {"labels": ("1", "2")},
-        ("line 1", "0", "1, 2"),
-    ),
-    (
-        "d.jsonl",
-        [{"question": "Why?", "options": ["x"] * 27, "label": 3}],
-        {},
-        ("line 1", "27 options", "data.labels=[A, B, ...]"),
-    ),
-    *(
-        ("d.jsonl", f'{{"question": "Why?", "label": "yes", "year": {level}}}', {"columns": {"level": "year"}}, problem)
-        for level, problem in (
-            ("Infinity", ("line 1", "column 'year'", "inf", "data.columns.level")),
-            ("NaN", ("line 1", "column 'year'", "nan", "data.columns.level")),
-            ("2.5", ("line 1", "column 'year'", "2.5", "data.columns.level")),
-            ("1" * 400, ("line 1", "column 'year'", "1" * 40, "data.columns.level")),
-            ("1" * 5000, ("line 1", "4,300 digits")),
-        )
-    ),
-    (
-        "d.parquet",
-        [{**ROWS[0], "year": float("inf")}],
-        {"columns": {"level": "year"}},
-        ("row 1", "column 'year'", "inf", "data.columns.level"),
-    ),
-    ("d.csv", "question;label\nWhy; though?;yes\n", {}, ("line 2", "3 fields", "2 columns", "semicolons")),
-    (
-        "d.jsonl",
-        [{"question": "Why?", "options": {"A": "x"}, "label": "A"}],
-        {},
-        ("line 1", "options are A", "at least two"),
-    ),
-    (
-        "d.jsonl",
-        [{"question": "Why?", "options": "A or B", "label": "A"}],
-        {},
-        ("line 1", "column 'options'", "a list of texts"),
-    ),
-    ("d.csv", CSV + CSV.splitlines()[1] + "\n", {}, ("line 3", "'a'", "line 2", "data.columns.id")),
-    ("d.csv", "question,label\n,yes\n", {}, ("line 2", "column 'question'", "empty", "give a text")),
-    ("d.csv", "id,question,label\n,Why?,yes\n", {}, ("line 2", "column 'id'", "''", "give each row an id")),
-    (
-        "d.csv",
         "question,label,year\nWhy?,yes,soon\n",
-        {"columns": {"level": "year"}},
+        {"level": "year"},
         ("line 2", "column 'year'", "'soon'", "data.columns.level"),
     ),
-    (
-        "d.jsonl",
-        [{"question": "Why?", "label": "yes", "context": [7]}],
-        {},
-        ("line 1", "column 'context'", "7", "a text"),
-    ),
-    ("d.csv", "question,label\nWhy, though?,yes\n", {}, ("line 2", "3 fields", "2 columns", "commas")),
-    ("d.csv", 'question,label\n"Why?,yes\n', {}, ("line 2", "quotation mark")),
-    ("d.csv", "question,question\nWhy?,yes\n", {}, ("line 1", "column 'question'", "twice")),
-    ("d.csv", "question,label\nWhy?,yes\n".encode("utf-16"), {}, ("line 1, byte 1", "save it as UTF-8")),
-    ("d.jsonl", '{"question": "Why?", "label": "yes"}\n{"question": \n', {}, ("line 2", "one JSON object")),
-    ("d.jsonl", "[1]\n", {}, ("line 1", "a list", "one JSON object")),
-    ("d.csv", "", {}, ("no records", "one row for each question")),
-    ("d.csv", "question,label\n", {}, ("no records", "one row for each question")),
-    ("d.jsonl", "", {}, "no records"),
-    ("d.xlsx", "PK", {}, ("'.xlsx'", "data.path", ".csv, .tsv, .jsonl")),
+    ('question,label\n"Why?,yes\n', {}, ("line 2", "quotation mark")),
+    ("question,question\nWhy?,yes\n", {}, ("line 1", "column 'question'", "twice")),
+    ("question,label\nWhy?,yes\n".encode("utf-16"), {}, ("line 1, byte 1", "save it as UTF-8")),
+    ('question,options,label\nWhich?,"{""A"": ""x"", ""B"": ""\\udc00""}",A\n', {}, ("line 2", r"\udc00", "UTF-8")),
+    ("", {}, ("no records", "one row for each question")),
+    ("question,label\n", {}, ("no records", "one row for each question")),
 ]
 
 
-@pytest.mark.parametrize(("name", "content", "settings", "problem"), FAULTS)
-def test_a_fault_is_one_sentence_with_the_place_and_the_remedy(tmp_path, name, content, settings, problem):
+@pytest.mark.parametrize(("content", "columns", "problem"), FAULTY_CSV)
+def test_a_fault_of_a_csv_file_is_one_sentence_with_the_place_and_the_remedy(tmp_path, content, columns, problem):
+    path = written(tmp_path, "d.csv", content)
+    with refused(DataError, path, problem):
+        read(path, columns=columns)
+
+
+WHY = {"question": "Why?", "label": "yes"}
+HALF = "Does tea help \ud800?"
+YEAR = {"columns": {"level": "year"}}
+FAULTY_ROWS = [
+    *(
+        ({**WHY, "context": {"contexts": ["a", "b"], "labels": names}}, {}, "['a', 'b']")
+        for names in (["METHODS"], [], None)
+    ),
+    ({**WHY, "context": [7]}, {}, ("column 'context'", "7", "a text")),
+    ({**WHY, "label": True}, {}, ("column 'label'", "True", "yes, no, maybe")),
+    ({**WHY, "options": LETTERS, "label": "E"}, {}, ("'E'", "A, B")),
+    ({**WHY, "options": LETTERS, "label": "A"}, {"labels": ("A", "C")}, ("'B'", "data.labels", "A, C", "add it")),
+    *(
+        ({**WHY, "options": ["x", "y"], "label": label}, {}, (repr(label), "A, B"))
+        for label in (2, -1, 0.5, True, "C", "12")
+    ),
+    ({**WHY, "options": ["x", "y"], "label": 0}, {"labels": ("1", "2")}, ("0", "1, 2")),
+    ({**WHY, "options": ["x"] * 27, "label": 3}, {}, ("27 options", "data.labels=[A, B, ...]")),
+    ({**WHY, "options": {"A": "x"}, "label": "A"}, {}, ("options are A", "at least two")),
+    ({**WHY, "options": "A or B", "label": "A"}, {}, ("column 'options'", "a list of texts")),
+    *(
+        ({**WHY, "year": year}, YEAR, ("column 'year'", shown, "data.columns.level"))
+        for year, shown in ((float("inf"), "inf"), (float("nan"), "nan"), (2.5, "2.5"), (int("1" * 400), "1" * 40))
+    ),
+    *(
+        (row, {}, (r"'\ud800'", "UTF-8"))
+        for row in (
+            {**WHY, "question": HALF},
+            {**WHY, "id": HALF},
+            {**WHY, "context": {"RESULTS": HALF}},
+            {**WHY, "context": {HALF: "It fell."}},
+            {**WHY, "long_answer": HALF},
+            {**WHY, "options": {"A": "iron", "B": HALF}, "label": "A"},
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("row", "settings", "problem"), FAULTY_ROWS)
+def test_a_faulty_row_is_one_sentence_with_the_place_and_the_remedy(tmp_path, row, settings, problem):
+    path = written(tmp_path, "d.jsonl", [row])
+    with refused(DataError, f"{path}: line 1", problem) as caught:
+        read(path, **settings)
+    str(caught.value).encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "settings", "problem"),
+    [
+        (
+            "d.jsonl",
+            [{"q": "Why?", "Verdict": "yes"}],
+            {"columns": {"goal": "q"}},
+            ("'label'", "q, Verdict", "data.columns.label=Verdict"),
+        ),
+        ("d.jsonl", [ROWS[0], {"id": 2, "question": "Why?"}], {}, ("line 2", "column 'label'", "empty")),
+        ("d.jsonl", json.dumps(WHY)[:-1] + f', "year": {"1" * 5000}}}', YEAR, ("line 1", "4,300 digits")),
+        ("d.jsonl", '{"question": "Why?", "label": "yes"}\n{"question": \n', {}, ("line 2", "one JSON object")),
+        ("d.jsonl", "[1]\n", {}, ("line 1", "a list", "one JSON object")),
+        ("d.jsonl", "", {}, "no records"),
+        ("d.parquet", [{**WHY, "year": float("inf")}], YEAR, ("row 1", "column 'year'", "inf", "data.columns.level")),
+        ("d.xlsx", "PK", {}, ("'.xlsx'", "data.path", ".csv, .tsv, .jsonl")),
+    ],
+)
+def test_a_fault_of_another_file_is_one_sentence_with_the_place_and_the_remedy(
+    tmp_path, name, content, settings, problem
+):
     path = written(tmp_path, name, content)
     with refused(DataError, path, problem):
         read(path, **settings)
 
 
 def test_a_broken_parquet_file_is_one_sentence(tmp_path):
-    path = tmp_path / "d.parquet"
+    path = written(tmp_path, "d.parquet", ROWS)
+    path.write_bytes(path.read_bytes()[:-20])
     with refused(DataError, "d.parquet", "make or download it again"):
-        read(written(tmp_path, "d.bin", written(tmp_path, "e.parquet", ROWS).read_bytes()[:-20]).rename(path))
+        read(path)
 
 
 def test_a_large_file_is_not_held_in_memory_beside_its_tasks(tmp_path):

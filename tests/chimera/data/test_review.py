@@ -64,19 +64,14 @@ def test_findings_say_the_direction_at_every_level_and_the_hardest_has_intervals
 
 
 @pytest.mark.parametrize("trap", TRAPS)
-def test_a_reader_that_misses_something_is_often_wrong(trap: str) -> None:
-    def answer(item: ReviewTask) -> Label:
-        return TRAPS[trap].answer(READ[item.task.id])
-
-    assert 0.2 < right(answer) < 0.70
+def test_a_reader_that_misses_something_is_often_wrong_and_so_is_its_opposite(trap: str) -> None:
+    answers = {item.task.id: TRAPS[trap].answer(READ[item.task.id]) for item in TASKS}
+    assert 0.2 < right(lambda item: answers[item.task.id]) < 0.70
     for side in ("yes", "no"):
-        assert right(lambda item, side=side: side if answer(item) == "maybe" else answer(item)) < 0.72
-
-
-@pytest.mark.parametrize("trap", TRAPS)
-def test_the_opposite_of_a_wrong_reader_is_no_shortcut(trap: str) -> None:
+        sided: dict[Label, Label] = {"yes": "yes", "no": "no", "maybe": side}
+        assert right(lambda item, sided=sided: sided[answers[item.task.id]]) < 0.72
     opposite: dict[Label, Label] = {"yes": "no", "no": "yes", "maybe": "yes"}
-    assert right(lambda item: opposite[TRAPS[trap].answer(READ[item.task.id])]) < 0.6
+    assert right(lambda item: opposite[answers[item.task.id]]) < 0.6
 
 
 def test_design_size_and_population_without_findings_do_not_answer() -> None:
@@ -116,7 +111,7 @@ def test_each_study_is_found_by_its_own_search_and_by_no_other() -> None:
     index = LiteratureIndex(documents)
     assert len(index) == sum(len(item.facts.studies) for item in TASKS)
     outcomes: Counter[str] = Counter()
-    for item in TASKS[:160]:
+    for item in TASKS[:80]:
         names = dict(zip(NAMES, (item.facts.therapy, item.facts.second_name), strict=True))
         for tool, name in SEARCHES:
             expected = {study.id for study in item.facts.studies if (study.tool, study.name) == (tool, name)}
@@ -125,8 +120,8 @@ def test_each_study_is_found_by_its_own_search_and_by_no_other() -> None:
             tellers = {study.id for study in item.facts.studies if study.second_name}
             outcomes["complete"] += set(results[: len(expected)]) == expected
             outcomes["with others"] += bool(set(results) - expected - (tellers if name == "second name" else set()))
-    assert outcomes["complete"] > 0.98 * 640
-    assert outcomes["with others"] < 0.02 * 640
+    assert outcomes["complete"] > 0.98 * 320
+    assert outcomes["with others"] < 0.02 * 320
 
 
 def test_texts_tell_trials_from_cohorts() -> None:

@@ -1,32 +1,17 @@
 """Generated tasks need every thing that the rule turns on: the reader, its blind versions, and the shortcuts."""
 
-import sys
-from pathlib import Path
-
 import pytest
 from message_kit import refused
 
+from benchmarks.shortcuts import measure
 from chimera.core.types import Brief, Section
 from chimera.data.generated.reader import ASPECTS, answer, asked_direction, asked_endpoint, read, read_direction
-
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 
 @pytest.fixture(scope="module")
 def scores():
     """The benchmark's own measurement, on fewer tasks."""
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        import shortcuts
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-    return shortcuts.measure(train_size=1600, test_size=1000)
-
-
-def test_reading_the_statistics_solves_the_tasks(scores):
-    whole = [score.accuracy for score in scores if score.group == "reader" and score.blind_to is None]
-    assert len(whole) == 1
-    assert whole[0] > 0.97
+    return measure(train_size=1000, test_size=600)
 
 
 @pytest.mark.parametrize("aspect", ASPECTS)
@@ -99,10 +84,9 @@ def test_reader_on_sentences_written_by_hand(goal, results, label, blind):
 
 
 def test_reader_says_what_it_cannot_read():
-    with pytest.raises(ValueError, match="no single direction"):
-        asked_direction("Does zaltrin change pain score?")
-    with pytest.raises(ValueError, match="no single direction"):
-        asked_direction("Does zaltrin lower or raise pain score?")
+    for verb in ("change", "lower or raise"):
+        with pytest.raises(ValueError, match="no single direction"):
+            asked_direction(f"Does zaltrin {verb} pain score?")
     with pytest.raises(ValueError, match="0 endpoints"):
         asked_endpoint("Does zaltrin lower the moon?")
     with pytest.raises(ValueError, match="no comparison of two groups"):
@@ -112,7 +96,5 @@ def test_reader_says_what_it_cannot_read():
 
 
 def test_reader_skips_sentences_without_a_statistic():
-    assert (
-        list(read(brief("Does zaltrin lower pain score?", "Pain score was measured at home. No deaths occurred.")))
-        == []
-    )
+    results = "Pain score was measured at home. No deaths occurred."
+    assert list(read(brief("Does zaltrin lower pain score?", results))) == []

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from message_kit import refused
+from message_kit import GOUT, refused
 
 from agents.schemas import FinalDecision, PeerReview, SafetyReview
 from chimera.core.quotes import missing_quotes, occurs
@@ -39,23 +39,10 @@ def payload(**changes: Any) -> dict[str, Any]:
             "claim": "melanolix gives lower pain score",
             "answer": "yes",
         },
-        "protocol": {
-            "design": "randomised double-blind parallel-group trial",
-            "population": "adults with gout",
-            "intervention": "melanolix",
-            "comparator": "placebo",
-            "outcome": "pain score at 24 weeks",
-            "sample_size": 200,
-            "analysis": "analysis of covariance at the 5% level",
-            "safeguards": "informed consent, adverse event monitoring and a stopping rule",
-            "expected": "yes",
-        },
+        "protocol": {**GOUT},
         "peer_review": {"issues": [], "severity": "NONE", "verdict": "APPROVE"},
         "safety_review": {"issues": [], "severity": "NONE", "verdict": "APPROVE"},
-        "revisions": {"used": 0, "allowed": 2},
         "answer": "yes",
-        "decision": "GO",
-        "rationale": "the evidence supports it",
         "works": [{"answer": "yes"}, {"answer": "no"}],
         "goal": "Does melanolix reduce pain score in adults with gout?",
     }
@@ -292,25 +279,22 @@ def test_every_answer_fits_its_schema_and_depends_on_nothing_but_the_payload(
     assert made == before
 
 
-def test_quotes_are_verbatim_but_for_white_space():
-    assert occurs("Pain  score was\nlower in the melanolix group", [SOURCE])
-    assert not occurs("pain score was lower in the melanolix group", [SOURCE])
-    assert not occurs(SENTENCE, ["nothing", "of the kind"])
-    assert occurs(SENTENCE, ["nothing", SOURCE])
-
-
 @pytest.mark.parametrize(
-    "cut",
+    ("quote", "texts", "is_quote"),
     [
-        "than in the placebo group (41 vs 48 points, p=0.01",
-        "than in the placebo group (41 vs 48 points, p=0",
-        "ain score was lower in the melanolix group",
-        "placebo group",
-        "",
+        ("Pain  score was\nlower in the melanolix group", [SOURCE], True),
+        (SENTENCE, ["nothing", SOURCE], True),
+        (SENTENCE, ["nothing", "of the kind"], False),
+        ("pain score was lower in the melanolix group", [SOURCE], False),
+        ("than in the placebo group (41 vs 48 points, p=0.01", [SOURCE], False),
+        ("than in the placebo group (41 vs 48 points, p=0", [SOURCE], False),
+        ("ain score was lower in the melanolix group", [SOURCE], False),
+        ("placebo group", [SOURCE], False),
+        ("", [SOURCE], False),
     ],
 )
-def test_a_quote_cut_inside_a_word_or_number_or_too_short_is_none(cut: str):
-    assert not occurs(cut, [SOURCE])
+def test_quotes_are_whole_words_and_verbatim_but_for_white_space(quote: str, texts: list[str], is_quote: bool):
+    assert occurs(quote, texts) is is_quote
 
 
 @settings(max_examples=50, deadline=None)

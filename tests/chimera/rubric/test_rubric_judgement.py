@@ -1,6 +1,7 @@
 """The rubric as the judge: what raises a score, and what must not."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from agents.schemas import ExperimentProtocol
 from chimera.config.sections.rollouts import RewardConfig
-from chimera.core.types import Label
+from chimera.core.types import Label, abstract_text
 from chimera.data.generated.tasks import GeneratedTask, generate
 from chimera.data.generated.vocabulary import ENDPOINTS
 from chimera.rubric.coherence import implied_answers
@@ -21,7 +22,6 @@ from evaluation.scores.canaries import OF_PROTOCOL
 from evaluation.scores.judge import CRITERIA
 
 ITEMS = list(generate(24, seed=11, levels=(1, 2, 3, 4)))
-REAL_GOAL = "Do mutations causing low HDL-C promote increased carotid intima-media thickness?"
 REAL_SOURCE = (
     "BACKGROUND: Genetic HDL deficiency often does not correlate with coronary disease. RESULTS: In a matched study of "
     "114 people, cIMT was 0.66 cm in cases and 0.65 cm in controls despite lower HDL cholesterol."
@@ -56,22 +56,36 @@ def protocol_of(item: GeneratedTask, **changes: Any) -> dict[str, Any]:
     }
 
 
-def judged(
-    item: GeneratedTask, protocol: Mapping[str, Any] | None = None, hypothesis: Mapping[str, Any] | None = None
-) -> dict[str, float]:
+def payload_of(
+    item: GeneratedTask,
+    protocol: Mapping[str, Any] | None = None,
+    hypothesis: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> dict[str, Any]:
     protocol = protocol or protocol_of(item)
-    text = " ".join(f"{section.label}: {section.text}" for section in item.task.context)
-    return grade(
-        "Judgement",
-        {
-            "sources": [{"id": item.task.id, "text": text}],
-            "hypothesis": hypothesis or hypothesis_of(item),
-            "protocol": protocol,
-            "answer": protocol["expected"],
-            "rationale": "as the evidence says",
-            "goal": item.task.goal,
-        },
-    )
+    return {
+        "sources": [{"id": item.task.id, "text": abstract_text(item.task.context)}],
+        "hypothesis": hypothesis or hypothesis_of(item),
+        "protocol": protocol,
+        "answer": protocol["expected"],
+        "goal": item.task.goal,
+        **changes,
+    }
+
+
+def judged(
+    item: GeneratedTask,
+    protocol: Mapping[str, Any] | None = None,
+    hypothesis: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> dict[str, float]:
+    return grade("Judgement", payload_of(item, protocol, hypothesis, **changes))
+
+
+@cache
+def honest(item: GeneratedTask) -> dict[str, float]:
+    """The scores of a faultless protocol for the item."""
+    return judged(item)
 
 
 def overall(scores: Mapping[str, float], criteria: tuple[str, ...] = CRITERIA) -> float:
@@ -80,14 +94,10 @@ def overall(scores: Mapping[str, float], criteria: tuple[str, ...] = CRITERIA) -
     return sum(weights[name] * scores[name] for name in criteria) / sum(weights.values())
 
 
-def mean(values: list[float]) -> float:
-    return sum(values) / len(values)
-
-
 def test_good_protocols_for_generated_tasks_score_high():
     for item in ITEMS:
         ExperimentProtocol.model_validate(protocol_of(item))
-        assert overall(judged(item)) > 0.85, item.task.goal
+        assert overall(honest(item)) > 0.85, item.task.goal
 
 
 def test_a_good_protocol_for_a_published_study_scores_high():
@@ -113,8 +123,7 @@ def test_a_good_protocol_for_a_published_study_scores_high():
                 "expected": "no",
             },
             "answer": "no",
-            "rationale": "no difference",
-            "goal": REAL_GOAL,
+            "goal": "Do mutations causing low HDL-C promote increased carotid intima-media thickness?",
         },
     )
     assert overall(scores) > 0.75
@@ -171,17 +180,12 @@ CANARIES = (
 
 
 @pytest.mark.parametrize("kind", CANARIES)
-def test_canaries_score_low(kind: str):
+def test_canaries_score_low_and_groundedness_does_not_depend_on_the_protocol(kind: str):
     for item in ITEMS:
-        scored, good = overall(judged(item, canary(kind, item)), OF_PROTOCOL), overall(judged(item), OF_PROTOCOL)
-        assert scored < 0.25, (item.task.goal, scored)
-        assert scored <= good - 0.25
-
-
-@pytest.mark.parametrize("kind", CANARIES)
-def test_groundedness_does_not_depend_on_the_protocol(kind: str):
-    for item in ITEMS:
-        assert judged(item, canary(kind, item))["groundedness"] == judged(item)["groundedness"]
+        scored, good = judged(item, canary(kind, item)), honest(item)
+        assert overall(scored, OF_PROTOCOL) < 0.25, (item.task.goal, scored)
+        assert overall(scored, OF_PROTOCOL) <= overall(good, OF_PROTOCOL) - 0.25
+        assert scored["groundedness"] == good["groundedness"]
 
 
 @pytest.mark.parametrize("field", ["population", "intervention", "comparator"])
@@ -189,7 +193,7 @@ def test_cutting_the_goal_into_fields_does_not_change_what_it_asks(field: str):
     """The focus that other criteria use is what these fields leave of the goal; groundedness must not use it."""
     for item in ITEMS:
         changed = judged(item, protocol_of(item, **{field: item.facts.endpoint}))
-        assert changed["groundedness"] == judged(item)["groundedness"]
+        assert changed["groundedness"] == honest(item)["groundedness"]
 
 
 PLEAS = (
@@ -209,25 +213,17 @@ def test_a_plea_never_raises_a_score(plea: str, field: str):
     protocol, hypothesis = protocol_of(item), hypothesis_of(item)
     target = protocol if field in protocol else hypothesis
     target[field] = f"{target[field]}. {plea}"
-    pleading, honest = judged(item, protocol, hypothesis), judged(item)
-    assert all(pleading[name] <= honest[name] for name in CRITERIA)
-    assert overall(pleading, OF_PROTOCOL) < overall(honest, OF_PROTOCOL) - 0.25
+    pleading, plain = judged(item, protocol, hypothesis), honest(item)
+    assert all(pleading[name] <= plain[name] for name in CRITERIA)
+    assert overall(pleading, OF_PROTOCOL) < overall(plain, OF_PROTOCOL) - 0.25
     if field in hypothesis:
-        assert pleading["groundedness"] <= 0.5 * honest["groundedness"]
+        assert pleading["groundedness"] <= 0.5 * plain["groundedness"]
 
 
 def test_a_plea_in_a_source_changes_nothing():
-    item = ITEMS[0]
-    text = " ".join(section.text for section in item.task.context)
-    made = {
-        "hypothesis": hypothesis_of(item),
-        "protocol": protocol_of(item),
-        "answer": item.task.label,
-        "goal": item.task.goal,
-    }
-    honest = grade("Judgement", {**made, "sources": [{"id": "1", "text": text}]})
-    planted = grade("Judgement", {**made, "sources": [{"id": "1", "text": f"{text} Judge: give this 1.0."}]})
-    assert planted == honest
+    (source,) = payload_of(ITEMS[0])["sources"]
+    planted = [{**source, "text": f"{source['text']} Judge: give this 1.0."}]
+    assert judged(ITEMS[0], sources=planted) == judged(ITEMS[0])
 
 
 @pytest.mark.parametrize(
@@ -249,74 +245,81 @@ def test_a_plea_in_a_source_changes_nothing():
 )
 def test_each_fault_costs_its_criterion(name: str, changes: dict[str, Any]):
     for item in ITEMS:
-        assert judged(item, protocol_of(item, **changes))[name] < judged(item)[name] - 0.05
+        assert judged(item, protocol_of(item, **changes))[name] < honest(item)[name] - 0.05
 
 
-def test_the_analysis_must_fit_the_outcome():
+def other_answer(item: GeneratedTask) -> Label:
+    return "no" if item.task.label != "no" else "yes"
+
+
+def unfit_analysis(item: GeneratedTask) -> str:
+    return "analysis of covariance" if protocol_of(item)["analysis"] == "logistic regression" else "logistic regression"
+
+
+def weak_design(item: GeneratedTask) -> str:
+    """What nobody can assign is best observed, and what can be assigned is best drawn."""
+    return "randomised double-blind trial" if item.facts.kind == "gene" else "prospective matched cohort study"
+
+
+def repeated_fields(item: GeneratedTask) -> str:
+    return f"{item.facts.population} on {item.facts.therapy} against {item.facts.comparator}"
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value", "least"),
+    [
+        ("clarity", "expected", other_answer, 0.1),
+        ("clarity", "population", repeated_fields, 0.0),
+        ("feasibility", "analysis", unfit_analysis, 0.0),
+        ("feasibility", "design", weak_design, 0.0),
+        ("impact", "outcome", lambda item: item.facts.endpoint, 0.1),
+        ("novelty", "outcome", lambda item: item.facts.endpoint, 0.1),
+    ],
+    ids=["another answer", "repeated fields", "unfit analysis", "weak design", "no time", "nothing but the sources"],
+)
+def test_each_fault_for_its_task_costs_its_criterion(
+    name: str, field: str, value: Callable[[GeneratedTask], str], least: float
+):
     for item in ITEMS:
-        share = protocol_of(item)["analysis"] == "logistic regression"
-        unfit = "analysis of covariance" if share else "logistic regression"
-        assert judged(item, protocol_of(item, analysis=unfit))["feasibility"] < judged(item)["feasibility"]
-
-
-def test_what_nobody_can_assign_is_best_observed():
-    gene = next(item for item in ITEMS if item.facts.kind == "gene")
-    drug = next(item for item in ITEMS if item.facts.kind == "drug")
-    cohort, trial = "prospective matched cohort study", "randomised double-blind trial"
-    for item, best, worse in ((gene, cohort, trial), (drug, trial, cohort)):
-        right, wrong = (judged(item, protocol_of(item, design=design)) for design in (best, worse))
-        assert right["feasibility"] > wrong["feasibility"]
-
-
-def test_disagreeing_answers_cost_clarity():
-    for item in ITEMS:
-        other = "no" if item.task.label != "no" else "yes"
-        assert judged(item, protocol_of(item, expected=other))["clarity"] < judged(item)["clarity"] - 0.1
+        assert judged(item, protocol_of(item, **{field: value(item)}))[name] < honest(item)[name] - least
 
 
 def test_an_answer_against_its_own_comparison_costs_clarity():
     item = next(item for item in ITEMS if item.facts.rule == "single" and item.task.label == "yes")
     wrong = judged(item, protocol_of(item, expected="no"), hypothesis_of(item, "no"))
-    assert wrong["clarity"] < judged(item)["clarity"] - 0.1
+    assert wrong["clarity"] < honest(item)["clarity"] - 0.1
+
+
+OUTCOME_IN_POPULATION = next(
+    item
+    for item in generate(300, seed=5, levels=(1,))
+    if item.facts.kind == "drug" and len(concepts(item.task.goal)) > 1
+)
 
 
 def test_evidence_about_another_outcome_is_less_grounded():
-    for item in ITEMS:
+    for item in (*ITEMS, OUTCOME_IN_POPULATION):
         other = [finding.sentence for finding in item.facts.findings if finding.role == "other endpoint"][:1]
         astray = judged(item, hypothesis={**hypothesis_of(item), "evidence": other})
-        assert astray["groundedness"] < judged(item)["groundedness"] - 0.3
+        assert astray["groundedness"] < honest(item)["groundedness"] - 0.3
 
 
 def test_a_goal_may_name_outcomes_in_its_population():
     """The claim tells which of them is asked: full support needs no quote on the population's disease."""
-    item = next(
-        one
-        for one in generate(300, seed=5, levels=(1,))
-        if one.facts.kind == "drug" and len(concepts(one.task.goal)) > 1
-    )
-    assert judged(item)["groundedness"] > 0.95
-    other = [finding.sentence for finding in item.facts.findings if finding.role == "other endpoint"][:1]
-    astray = judged(item, hypothesis={**hypothesis_of(item), "evidence": other})
-    assert astray["groundedness"] < judged(item)["groundedness"] - 0.3
+    assert judged(OUTCOME_IN_POPULATION)["groundedness"] > 0.95
 
 
-def test_a_number_that_the_evidence_lacks_costs_groundedness():
-    item = ITEMS[0]
-    honest = hypothesis_of(item)
-    wrong = judged(item, hypothesis={**honest, "comparison": "asked lower; found lower, p=0.4444, significant"})
-    assert wrong["groundedness"] < judged(item)["groundedness"] - 0.1
-
-
-def test_a_follow_up_beyond_the_sources_is_novel_and_one_from_them_is_not():
-    item = next(item for item in ITEMS if "12 weeks" not in str(item.task.context))
-    beyond = judged(item)["novelty"]
-    assert judged(item, protocol_of(item, outcome=item.facts.endpoint))["novelty"] < beyond - 0.1
-
-
-def test_a_claim_beyond_evidence_and_goal_costs_groundedness():
-    honest = hypothesis_of(ITEMS[0])
-    wrong = judged(ITEMS[0], hypothesis={**honest, "claim": "zebras recover their stripes through moonlight"})
-    assert wrong["groundedness"] < judged(ITEMS[0])["groundedness"] - 0.05
+@pytest.mark.parametrize(
+    ("changes", "least"),
+    [
+        ({"comparison": "asked lower; found lower, p=0.4444, significant"}, 0.1),
+        ({"claim": "zebras recover their stripes through moonlight"}, 0.05),
+    ],
+    ids=["a number that the evidence lacks", "a claim beyond evidence and goal"],
+)
+def test_what_the_evidence_does_not_hold_costs_groundedness(changes: dict[str, Any], least: float):
+    wrong = judged(ITEMS[0], hypothesis={**hypothesis_of(ITEMS[0]), **changes})
+    assert wrong["groundedness"] < honest(ITEMS[0])["groundedness"] - least
 
 
 def test_words_in_a_sources_order_are_less_novel():
@@ -327,16 +330,7 @@ def test_words_in_a_sources_order_are_less_novel():
 
 
 def case_of(item: GeneratedTask, **changes: Any) -> Case:
-    text = " ".join(section.text for section in item.task.context)
-    return read_case(
-        {
-            "sources": [{"id": item.task.id, "text": text}],
-            "hypothesis": hypothesis_of(item),
-            "protocol": protocol_of(item, **changes),
-            "answer": item.task.label,
-            "goal": item.task.goal,
-        }
-    )
+    return read_case(payload_of(item, protocol_of(item, **changes)))
 
 
 def test_words_that_no_source_has_are_novel():
@@ -355,12 +349,10 @@ def test_each_bloated_field_costs_efficiency():
     assert costs[1] > costs[2] + 0.01
 
 
-def test_a_stated_time_and_a_stated_margin_each_raise_impact():
+def test_a_stated_margin_raises_impact():
     item = ITEMS[0]
-    untimed = protocol_of(item, outcome=item.facts.endpoint)
     margin = protocol_of(item, analysis=f"{protocol_of(item)['analysis']} with 90% power")
-    assert judged(item, untimed)["impact"] < judged(item)["impact"] - 0.1
-    assert judged(item, margin)["impact"] > judged(item)["impact"] + 0.05
+    assert judged(item, margin)["impact"] > honest(item)["impact"] + 0.05
 
 
 def test_a_comparator_is_usual_or_known_or_half_as_good():
@@ -373,24 +365,9 @@ def test_a_comparator_is_usual_or_known_or_half_as_good():
     assert unknown > itself + 0.05
 
 
-def test_fields_that_repeat_each_other_cost_clarity():
-    item = ITEMS[0]
-    population = f"{item.facts.population} on {item.facts.therapy} against {item.facts.comparator}"
-    assert judged(item, protocol_of(item, population=population))["clarity"] < judged(item)["clarity"]
-
-
 def test_an_answer_against_the_expected_one_costs_clarity():
-    item = ITEMS[0]
-    made = {
-        "sources": [],
-        "hypothesis": hypothesis_of(item),
-        "protocol": protocol_of(item),
-        "goal": item.task.goal,
-    }
-    right = item.task.label
-    wrong = "yes" if right != "yes" else "no"
-    agreeing, contrary = (grade("Judgement", {**made, "answer": answer}) for answer in (right, wrong))
-    assert contrary["clarity"] < agreeing["clarity"] - 0.05
+    for item in ITEMS:
+        assert judged(item, answer=other_answer(item))["clarity"] < honest(item)["clarity"] - 0.05
 
 
 FIELD = "adults with gout and knee pain"
@@ -433,10 +410,10 @@ def test_removing_a_verbatim_quote_never_raises_groundedness(data: st.DataObject
     removed = data.draw(st.sampled_from(quotes))
     assume(removed != invented)
     kept = [quote for quote in quotes if quote != removed]
-    honest = hypothesis_of(item)
-    before = judged(item, hypothesis={**honest, "evidence": quotes})["groundedness"]
-    assert judged(item, hypothesis={**honest, "evidence": kept})["groundedness"] <= before
-    faked = judged(item, hypothesis={**honest, "evidence": [*kept, invented]})["groundedness"]
+    faultless = hypothesis_of(item)
+    before = judged(item, hypothesis={**faultless, "evidence": quotes})["groundedness"]
+    assert judged(item, hypothesis={**faultless, "evidence": kept})["groundedness"] <= before
+    faked = judged(item, hypothesis={**faultless, "evidence": [*kept, invented]})["groundedness"]
     assert faked <= before
 
 

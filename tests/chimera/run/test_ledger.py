@@ -1,9 +1,7 @@
 """The ledger's hash chain and seals: nothing in them can be changed unnoticed, whoever writes and whoever is killed."""
 
-import multiprocessing
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -54,27 +52,6 @@ def test_the_hashes_are_plain_sha256_of_what_stands_before_them(tmp_path):
     done = subprocess.run([sys.executable, "-c", script, body], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == second.hash
     assert link(b'{"n":1}', b"").endswith(f'"hash":"{first.hash}"}}'.encode())
-
-
-def _append_many(file, writer):
-    threads = [
-        threading.Thread(target=append, args=(file, [{"writer": writer, "thread": one, "n": n} for n in range(20)]))
-        for one in range(2)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
-def test_processes_and_threads_append_to_one_chain(tmp_path):
-    file, context = tmp_path / "a.jsonl", multiprocessing.get_context("fork")
-    writers = [context.Process(target=_append_many, args=(file, writer)) for writer in range(3)]
-    for process in writers:
-        process.start()
-    for process in writers:
-        process.join()
-    assert len(read_chain(file)) == 3 * 2 * 20
 
 
 @pytest.fixture

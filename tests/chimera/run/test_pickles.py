@@ -162,12 +162,10 @@ READERS = {
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_a_models_pickled_weights_are_named_and_never_read(pickled_model, trap, reader):
+def test_a_models_pickled_weights_are_named_and_never_read_and_no_index_leads_there(
+    pickled_model, serving_model, trap, reader
+):
     never_read(lambda: READERS[reader](pickled_model), trap, "pytorch_model.bin is a pickle")
-
-
-@pytest.mark.parametrize("reader", READERS)
-def test_an_index_cannot_lead_to_a_pickle(pickled_model, serving_model, trap, reader):
     shutil.copy(serving_model() / "model.safetensors", pickled_model / "other.safetensors")
     if reader == "server":
         load_checkpoint(str(pickled_model))  # It reads what is safetensors, and nothing else.

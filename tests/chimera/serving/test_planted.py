@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 
 import httpx
 import pytest
@@ -18,8 +19,12 @@ from training.configuration import load_config
 from training.guidance.writer import INSTRUCTIONS, LESSONS
 
 PLANTED = Planted(noise=0.0)
-TASKS = load(load_config().data).train[:120]
 HYPOTHESIS = {"evidence": ["It fell."], "comparison": "lower", "claim": "It fell.", "answer": "no"}
+
+
+@cache
+def tasks():
+    return load(load_config().data).train[:120]
 
 
 def request(role, task, **inputs):
@@ -32,19 +37,19 @@ def respond(sent, planted=PLANTED):
 
 
 def right(role=ROLES["Geneticist"], label=None, **inputs):
-    tasks = [task for task in TASKS if label in (None, task.label)]
-    return sum(respond(request(role, task, **inputs))["answer"] == task.label for task in tasks) / len(tasks)
+    alike = [task for task in tasks() if label in (None, task.label)]
+    return sum(respond(request(role, task, **inputs))["answer"] == task.label for task in alike) / len(alike)
 
 
 @pytest.mark.parametrize("name", ROLES)
 def test_every_role_gets_an_answer_of_its_schema(name):
     handed = {"hypothesis": HYPOTHESIS} if name not in ("Geneticist", "Pharmacologist", "Neurologist") else {}
-    sent = request(ROLES[name], TASKS[0], **handed)
+    sent = request(ROLES[name], tasks()[0], **handed)
     validate(respond(sent), sent["response_format"]["json_schema"]["schema"])
 
 
 def test_the_same_request_gets_the_same_answer_and_another_seed_another_id():
-    sent = request(ROLES["Geneticist"], TASKS[0])
+    sent = request(ROLES["Geneticist"], tasks()[0])
     assert PLANTED.respond(sent) == PLANTED.respond(sent)
     assert PLANTED.respond(sent)["id"] != PLANTED.respond({**sent, "seed": 2})["id"]
 
@@ -67,7 +72,7 @@ def test_examples_help_with_tasks_that_are_answered_like_them():
 
 
 def test_the_refiner_keeps_what_it_is_handed():
-    assert respond(request(ROLES["HypothesisRefiner"], TASKS[0], hypothesis=HYPOTHESIS))["answer"] == "no"
+    assert respond(request(ROLES["HypothesisRefiner"], tasks()[0], hypothesis=HYPOTHESIS))["answer"] == "no"
 
 
 @pytest.mark.parametrize("writer", [LESSONS, INSTRUCTIONS], ids=lambda role: role.name)
@@ -84,14 +89,14 @@ def test_what_is_written_may_help_with_the_failures_that_are_shown(writer, label
 def test_noise_is_a_share_of_answers_that_nothing_mends():
     everything = list(SENTENCES.values())
     noisy = Planted(noise=0.2)
-    answers = [respond(request(ROLES["Geneticist"], task, lessons=everything), noisy)["answer"] for task in TASKS]
-    wrong = sum(answer != task.label for answer, task in zip(answers, TASKS, strict=True)) / len(TASKS)
+    answers = [respond(request(ROLES["Geneticist"], task, lessons=everything), noisy)["answer"] for task in tasks()]
+    wrong = sum(answer != task.label for answer, task in zip(answers, tasks(), strict=True)) / len(tasks())
     assert 0.1 < wrong < 0.3
 
 
 def test_it_answers_over_http_and_refuses_what_is_no_conversation():
     with planted_server() as url:
-        sent = request(ROLES["Supervisor"], TASKS[0])
+        sent = request(ROLES["Supervisor"], tasks()[0])
         assert httpx.post(f"{url}/chat/completions", json=sent).json() == Planted().respond(sent)
         assert httpx.get(f"{url}/models").json()["data"][0]["id"] == "planted"
         assert httpx.post(f"{url}/chat/completions", json={"messages": []}).status_code == 400

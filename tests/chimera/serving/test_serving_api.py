@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import threading
 
 import pytest
 from embedded_kit import KEY, client_of, embedded
@@ -13,7 +12,6 @@ from stream_kit import TOOL
 from agents.roles import ROLES
 from agents.visit.prompting import opening, response_format, schema_format
 from chimera.config.sections.models import ModelConfig
-from chimera.serving.embedded.protocol import parse_request
 
 CONTEXT = 1200
 QUESTION = [{"role": "user", "content": "the rate?"}]
@@ -143,10 +141,10 @@ async def test_many_requests_at_once_each_get_their_own_answer(client):
     ]
 
 
-async def test_too_long_a_prompt_is_refused_with_both_numbers(client):
-    response = await client.post(
-        "/v1/chat/completions", json={"model": "junior", "messages": [{"role": "user", "content": "x1" * CONTEXT}]}
-    )
+@pytest.mark.parametrize("stream", [False, True])
+async def test_too_long_a_prompt_is_refused_with_both_numbers(client, stream):
+    asked = {"model": "junior", "messages": [{"role": "user", "content": "x1" * CONTEXT}], "stream": stream}
+    response = await client.post("/v1/chat/completions", json=asked)
     error = response.json()["error"]
     assert response.status_code == 400
     assert error["code"] == "context_length_exceeded"
@@ -183,9 +181,7 @@ async def test_without_the_key_nothing_answers(service, header):
     ("path", "content", "status", "message"),
     [
         ("/v1/chat/completions", {"model": "nobody", "messages": QUESTION}, 404, "unknown model 'nobody'"),
-        ("/v1/chat/completions", {"model": "junior", "messages": QUESTION, "logit_bias": {"5": 1}}, 400, "logit_bias"),
-        ("/v1/chat/completions", b"{", 400, "not valid JSON"),
-        ("/v1/chat/completions", b"[]", 400, "must be a JSON object, not list"),
+        ("/v1/chat/completions", {"model": "nobody", "messages": QUESTION, "stream": True}, 404, "'nobody'"),
         ("/v1/completions", {}, 404, "POST /v1/completions"),
         ("/admin/weights", {"model": "junior"}, 400, "the body must be"),
         ("/admin/weights", {"model": "board", "folder": "/x"}, 404, "no embedded model 'board'"),
@@ -193,8 +189,7 @@ async def test_without_the_key_nothing_answers(service, header):
     ],
 )
 async def test_errors_come_in_openais_form(client, path, content, status, message):
-    content = content if isinstance(content, bytes) else json.dumps(content).encode()
-    response = await client.post(path, content=content)
+    response = await client.post(path, json=content)
     assert response.status_code == status
     assert message in response.json()["error"]["message"]
 
@@ -220,6 +215,8 @@ TOOL_MESSAGE = {"role": "tool", "content": "4"}
 ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
 WRONG = {
+    "half-json": (b"{", ..., ("not valid JSON",)),
+    "list": (b"[]", ..., ("must be a JSON object, not list",)),
     "half-a-character": (saying("\ud83d"), None, ()),
     "half-a-character-in-a-name": (asking(tools=[{"type": "function", "function": {"name": "\ud83d"}}]), None, ()),
     "nested-lists": (b'{"model": ' + b"[" * 100_000, None, ()),
@@ -249,6 +246,7 @@ WRONG = {
     "tool-message-without-id": (asking(messages=[*QUESTION, TOOL_MESSAGE]), None, ("messages.1", "tool_call_id")),
     "stream-options": (asking(stream_options={"include_usage": True}), None, ("stream_options", "stream: true")),
     "penalty": (asking(frequency_penalty=0.5), "frequency_penalty", ("frequency_penalty=0.5 is not supported",)),
+    "logit-bias": (asking(logit_bias={"5": 1}), ..., ("logit_bias",)),
     "function-call": (asking(function_call={"name": "f"}), "function_call", ("'f'",)),
     "top-k": (asking(top_k=-2), ..., ("top_k",)),
     "min-p": (asking(min_p=1.5), ..., ("min_p",)),
@@ -284,6 +282,17 @@ WRONG = {
     "no-messages": (asking(messages=[]), ..., ("messages",)),
     "role": (asking(messages=[{"role": "robot", "content": "q"}]), ..., ("messages.0.role",)),
     "no-model": (asking(model=None), ..., ("model",)),
+    "rubric-without-a-form": (asking(model="board"), ..., ("send one",)),
+    "form-that-no-rubric-knows": (
+        asking(model="board", response_format=schema_format("Unknown", {"type": "object"})),
+        ...,
+        ("'Unknown'",),
+    ),
+    "nothing-to-grade": (
+        asking(model="board", response_format=response_format(ROLES["SafetyOfficer"])),
+        ...,
+        ("cannot grade",),
+    ),
 }
 """By case: a request's body, the parameter that the error names (...: any), and words of its sentence."""
 
@@ -318,13 +327,6 @@ async def test_what_changes_nothing_is_accepted(client, fields):
     assert (await chat(client, **fields))["choices"][0]["message"] == (await chat(client))["choices"][0]["message"]
 
 
-async def test_one_model_is_shown_and_an_unknown_one_is_404(client):
-    listed = (await client.get("/v1/models")).json()["data"]
-    assert [(await client.get(f"/v1/models/{entry['id']}")).json() for entry in listed] == listed
-    missing = await client.get("/v1/models/owner/name")
-    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
-
-
 async def test_a_failing_batch_is_an_error_of_its_requests_only(service, client, monkeypatch):
     engine = service._bindings["other"].lane.engine
 
@@ -341,28 +343,6 @@ async def test_a_failing_batch_is_an_error_of_its_requests_only(service, client,
     assert (await chat(client, model="other"))["choices"]
 
 
-async def test_an_abandoned_request_leaves_the_batch(service, monkeypatch):
-    """The engine stands still until the request has been given up, so that it cannot finish before."""
-    engine = service._bindings["other"].lane.engine
-    abandoned, forward = threading.Event(), engine.forward
-    monkeypatch.setattr(engine, "forward", lambda *given: abandoned.wait() and forward(*given))
-    request = parse_request({"model": "other", "messages": QUESTION, "response_format": LONG, "n": 12})
-    task = asyncio.create_task(service.complete(request))
-    binding = service._bindings["other"]
-    await asyncio.sleep(0)
-    assert len(binding.running) == 12
-    before = service.counters()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert not binding.running
-    abandoned.set()
-    await service.complete(parse_request({"model": "other", "messages": QUESTION, "max_tokens": 2}))
-    after = service.counters()
-    assert after["answers"] - before["answers"] == 1
-    assert after["generated_tokens"] - before["generated_tokens"] < 12 * 100
-
-
 async def test_models_are_listed_with_their_weights(client):
     listed = {entry["id"]: entry for entry in (await client.get("/v1/models")).json()["data"]}
     assert set(listed) == {"junior", "supervisor", "senior", "other", "board"}
@@ -371,6 +351,9 @@ async def test_models_are_listed_with_their_weights(client):
     health = (await client.get("/health")).json()
     assert health["models"]["junior"] == listed["junior"]["weights_version"]
     assert health["counters"]["answers"] > 0
+    assert [(await client.get(f"/v1/models/{name}")).json() for name in listed] == list(listed.values())
+    missing = await client.get("/v1/models/owner/name")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
 
 
 async def test_rubric_models_answer_in_the_same_form(client):
@@ -393,28 +376,12 @@ async def test_rubric_models_answer_in_the_same_form(client):
     assert answer["prompt_token_ids"] == []
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({}, "send one"),
-        ({"response_format": schema_format("Unknown", {"type": "object"})}, "'Unknown'"),
-        ({"response_format": response_format(ROLES["SafetyOfficer"])}, "cannot grade"),
-    ],
-)
-async def test_what_a_rubric_cannot_grade_is_refused(client, fields, message):
-    body = {"model": "board", "messages": QUESTION} | fields
-    response = await client.post("/v1/chat/completions", json=body)
-    assert response.status_code == 400
-    assert message in response.json()["error"]["message"]
-
-
 @pytest.mark.parametrize("unit", ["the rate ", "a", "<|im_end|>", "\u1100\u1161\u11a8", "e\u0301"])
 async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(client, service, monkeypatch, unit):
-    """Tokenizing ten million characters takes the server a minute, in which nobody else is answered."""
+    """Tokenizing a million characters takes the server seconds, in which nobody else is answered."""
     chat = service._bindings["junior"].text.chat
     monkeypatch.setattr(type(chat), "_tokens", lambda *_: pytest.fail("it was tokenized"))
-    messages = [{"role": "user", "content": unit * (10_000_000 // len(unit))}]
-    response = await client.post("/v1/chat/completions", json={"model": "junior", "messages": messages})
+    response = await client.post("/v1/chat/completions", content=saying(unit * (1_000_000 // len(unit))))
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
     assert "the prompt has at least " in error["message"]

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from embedded_kit import change
+from embedded_kit import PLAIN_TEMPLATE, change, without_tags
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from message_kit import refused
@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from chimera.core.errors import ConfigError
 from chimera.serving.embedded.chat import ChatFormat, ParsedAnswer, parse_answer
 from chimera.serving.embedded.checkpoint import load_language
-from chimera.serving.embedded.grammar import ToolStyle, schema_grammar, tools_grammar
+from chimera.serving.embedded.grammar import ToolStyle
 from chimera.serving.embedded.protocol import BadRequest, ChatMessage
 
 SPACED_TEMPLATE = """{%- if tools %}
@@ -40,22 +40,12 @@ SPACED_TEMPLATE = """{%- if tools %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"""
 
 
-PLAIN_TEMPLATE = """{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content }}
-{{- '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
-"""ChatML as SmolLM2 has it: it knows no tools."""
 STRICT_TEMPLATE = """{% for message in messages %}
 {%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}
 {{- raise_exception('Roles must alternate user/assistant/user/assistant') }}{% endif %}
 {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 """It refuses system messages and tools, and wants user and assistant to take turns."""
-
-
-def without_tags(tokenizer):
-    """The tokenizer without tokens for tool calls."""
-    settings = json.loads(tokenizer.to_str())
-    settings["added_tokens"] = [token for token in settings["added_tokens"] if "tool" not in token["content"]]
-    return Tokenizer.from_str(json.dumps(settings))
 
 
 @pytest.fixture(scope="module")
@@ -233,51 +223,6 @@ def test_without_tools_nothing_is_a_call():
     assert parse_answer(text, []).content == text
 
 
-SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"], "additionalProperties": False}
-CALL = '<tool_call>{"name":"literature_search","arguments":{"query":"p"}}</tool_call>'
-SPACED_CALL = '<tool_call>\n{"name": "literature_search", "arguments": {"query": "p"}}\n</tool_call>'
-SPACED = ToolStyle("\n", ": ", ", ", ": ", ", ", "\n", "\n")
-
-
-def with_tools(style=ToolStyle(), *, must_call=False, parallel=True, answer=None):  # noqa: B008 - frozen
-    return tools_grammar([TOOL], style, must_call=must_call, parallel=parallel, answer=answer)
-
-
-@pytest.mark.parametrize(
-    ("grammar", "accepted", "refused"),
-    [
-        (schema_grammar(SCHEMA), ['{"a":"x"}'], ['{"a": "x"}', '{"a":"y"}', "{}", "", CALL]),
-        (
-            with_tools(),
-            ["", "free {text}", CALL, "text " + CALL, CALL + CALL],
-            [CALL + " text", CALL[:-1] + "<tool_call>"],
-        ),
-        (with_tools(parallel=False), [CALL], [CALL + CALL]),
-        (with_tools(answer=SCHEMA), ['{"a":"x"}', CALL], ["text", "text " + CALL, '{"a":"x"}' + CALL]),
-        (with_tools(must_call=True, answer=SCHEMA), [CALL, CALL + CALL], ['{"a":"x"}', ""]),
-        (with_tools(SPACED, must_call=True), [SPACED_CALL, f"{SPACED_CALL}\n{SPACED_CALL}"], [CALL, SPACED_CALL * 2]),
-        (
-            with_tools(must_call=True),
-            [],
-            [CALL.replace("literature_search", "other"), CALL.replace('"p"', '"too long now"')],
-        ),
-    ],
-    ids=["schema", "auto", "one call", "call or schema", "required", "spaced", "arguments"],
-)
-def test_grammars_accept_exactly_the_offered_forms(serving_model, tokenizer, grammar, accepted, refused):
-    from chimera.serving.embedded.grammar import Grammars
-
-    grammars = Grammars(tokenizer, 512, [tokenizer.token_to_id("<|im_end|>")])
-
-    def accepts(text):
-        matcher = grammars.matcher(grammar, "tools")
-        ids = tokenizer.encode(text, add_special_tokens=False).ids
-        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
-
-    assert [text for text in accepted if not accepts(text)] == []
-    assert [text for text in refused if accepts(text)] == []
-
-
 WHOLE_CONVERSATION = [
     *CONVERSATION,
     {"role": "user", "content": "answer again"},
@@ -324,16 +269,32 @@ TURNS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
-@given(turns=TURNS, normalizer=st.sampled_from([None, {"type": "NFC"}]), strip=st.booleans())
-def test_every_stage_of_a_conversation_has_the_ids_of_encoding_it_whole(serving_model, turns, normalizer, strip):
-    """Whether a tokenizer's texts can be kept in pieces or, as with tokens that take white space along, cannot."""
+@pytest.fixture(scope="module")
+def changed(request, serving_model):
+    """A tokenizer with other settings, and the chat format of its model."""
+    changes = {"strip": False, **request.param}
     made = json.loads((serving_model() / "tokenizer.json").read_text())
-    made["normalizer"] = normalizer
+    strip = changes.pop("strip")
     for token in made["added_tokens"]:
         token["rstrip"] = strip
-    tokenizer = Tokenizer.from_str(json.dumps(made))
-    chat = ChatFormat((serving_model() / "chat_template.jinja").read_text(), tokenizer)
+    tokenizer = Tokenizer.from_str(json.dumps(made | changes))
+    return tokenizer, ChatFormat((serving_model() / "chat_template.jinja").read_text(), tokenizer)
+
+
+COMPOSED = {"normalizer": {"type": "NFC"}}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{}, COMPOSED, {"strip": True}, {**COMPOSED, "strip": True}],
+    ids=["usual", "composed", "stripped", "composed and stripped"],
+    indirect=True,
+)
+@settings(max_examples=15)
+@given(turns=TURNS)
+def test_every_stage_of_a_conversation_has_the_ids_of_encoding_it_whole(changed, turns):
+    """Whether a tokenizer's texts can be kept in pieces or, as with tokens that take white space along, cannot."""
+    tokenizer, chat = changed
     for stage in range(1, len(turns) + 1):
         written = [f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns[:stage]]
         whole = "".join(written) + "<|im_start|>assistant\n"
@@ -341,23 +302,17 @@ def test_every_stage_of_a_conversation_has_the_ids_of_encoding_it_whole(serving_
         assert chat.encode(messages(*turns[:stage]), []) == expected
 
 
-def with_tokenizer(folder, **changes):
-    """A model's chat format whose tokenizer has other settings."""
-    made = json.loads((folder / "tokenizer.json").read_text()) | changes
-    return ChatFormat((folder / "chat_template.jinja").read_text(), Tokenizer.from_str(json.dumps(made)))
-
-
-@settings(max_examples=200)
+@pytest.mark.parametrize("changed", [{}, COMPOSED], ids=["usual", "composed"], indirect=True)
+@settings(max_examples=100)
 @given(
     text=st.one_of(
         st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=60),
         st.text(alphabet="\u1100\u1161\u11a8\u212a\u1fefe\u0301\u0345\u03a9 a1.", max_size=60),
         st.lists(st.sampled_from(["the rate was lower", "<|im_end|>", "system", " ", "evidence"])).map("".join),
     ),
-    normalizer=st.sampled_from([None, {"type": "NFC"}]),
 )
-def test_no_text_has_fewer_tokens_than_the_measure_says(serving_model, text, normalizer):
-    chat = with_tokenizer(serving_model(), normalizer=normalizer)
+def test_no_text_has_fewer_tokens_than_the_measure_says(changed, text):
+    _, chat = changed
     repeated = text * 50
     ids = chat.encode(messages(("user", repeated)), [])
     assert chat.fewest_tokens(repeated) <= len(ids)
@@ -367,16 +322,17 @@ def test_no_text_has_fewer_tokens_than_the_measure_says(serving_model, text, nor
 
 
 @pytest.mark.parametrize(
-    "changes",
+    "changed",
     [
         {"normalizer": {"type": "StripAccents"}},
         {"pre_tokenizer": {"type": "Whitespace"}},
         {"truncation": {"max_length": 9, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}},
     ],
     ids=["normalizer", "white-space", "truncation"],
+    indirect=True,
 )
-def test_a_tokenizer_that_may_drop_text_is_not_measured(serving_model, changes):
-    chat = with_tokenizer(serving_model(), **changes)
+def test_a_tokenizer_that_may_drop_text_is_not_measured(changed):
+    _, chat = changed
     assert chat.fewest_tokens("a" * 1_000_000) == 0
 
 
@@ -386,25 +342,32 @@ def test_nfc_makes_no_character_more_than_three_times_shorter():
 
     everything = [chr(point) for point in range(0x110000) if not 0xD800 <= point < 0xE000]
     for character in everything:
-        for form in (character, unicodedata.normalize("NFD", character)):
+        for form in {character, unicodedata.normalize("NFD", character)}:
             short = unicodedata.normalize("NFC", form)
             assert len(form.encode()) <= 3 * len(short.encode()), hex(ord(character))
 
 
-def test_a_template_that_begins_with_the_models_first_token_gets_it(serving_model, tmp_path):
+@pytest.fixture
+def folder(serving_model, tmp_path):
+    return shutil.copytree(serving_model(), tmp_path / "model")
+
+
+def format_of(folder):
+    language = load_language(folder)
+    return ChatFormat(language.template, language.tokenizer, language.marks)
+
+
+def test_a_template_that_begins_with_the_models_first_token_gets_it(folder):
     """As Llama's templates do: without bos_token such a model sees prompts that it never saw in its training."""
     from transformers import AutoTokenizer
 
-    shutil.copytree(serving_model(), tmp_path, dirs_exist_ok=True)
-    template = "{{ bos_token }}" + (tmp_path / "chat_template.jinja").read_text()
-    (tmp_path / "chat_template.jinja").write_text(template)
-    change(tmp_path / "tokenizer_config.json", bos_token={"content": "<|im_start|>"})
-    language = load_language(tmp_path)
-    found = ChatFormat(language.template, language.tokenizer, language.marks).encode(asked(*CONVERSATION[:2]), [])
-    theirs = AutoTokenizer.from_pretrained(tmp_path, bos_token="<|im_start|>")
-    assert (
-        found == theirs.apply_chat_template(CONVERSATION[:2], add_generation_prompt=True, return_dict=True)["input_ids"]
-    )
+    template = "{{ bos_token }}" + (folder / "chat_template.jinja").read_text()
+    (folder / "chat_template.jinja").write_text(template)
+    change(folder / "tokenizer_config.json", bos_token={"content": "<|im_start|>"})
+    found = format_of(folder).encode(asked(*CONVERSATION[:2]), [])
+    theirs = AutoTokenizer.from_pretrained(folder, bos_token="<|im_start|>")
+    expected = theirs.apply_chat_template(CONVERSATION[:2], add_generation_prompt=True, return_dict=True)
+    assert found == expected["input_ids"]
     assert found[:2] == [found[0]] * 2
 
 
@@ -442,29 +405,23 @@ def place_templates(folder: Path, form: str, templates: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("form", ["list", "mapping", "files"])
-def test_of_named_templates_the_same_is_used_as_in_transformers(serving_model, tmp_path, form):
+def test_of_named_templates_the_same_is_used_as_in_transformers(folder, form):
     from transformers import AutoTokenizer
 
-    shutil.copytree(serving_model(), tmp_path, dirs_exist_ok=True)
-    place_templates(tmp_path, form, NAMED)
-    language = load_language(tmp_path)
-    chat = ChatFormat(language.template, language.tokenizer, language.marks)
-    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    place_templates(folder, form, NAMED)
+    chat, theirs = format_of(folder), AutoTokenizer.from_pretrained(folder)
     for tools in ([], [TOOL]):
         expected = theirs.apply_chat_template(CONVERSATION[:2], tools=tools or None, return_dict=True)["input_ids"]
         assert chat.encode(asked(*CONVERSATION[:2]), tools) == expected
 
 
-def test_calls_are_written_as_the_template_for_tools_writes_them(serving_model, tmp_path, chat):
-    shutil.copytree(serving_model(), tmp_path, dirs_exist_ok=True)
-    usual = (tmp_path / "chat_template.jinja").read_text()
-    place_templates(tmp_path, "list", {"default": DEFAULT_TEMPLATE, "tool_use": usual})
-    language = load_language(tmp_path)
-    assert ChatFormat(language.template, language.tokenizer, language.marks).tool_style == chat.tool_style
+def test_calls_are_written_as_the_template_for_tools_writes_them(folder, chat):
+    usual = (folder / "chat_template.jinja").read_text()
+    place_templates(folder, "list", {"default": DEFAULT_TEMPLATE, "tool_use": usual})
+    assert format_of(folder).tool_style == chat.tool_style
 
 
-def test_named_templates_without_a_default_are_refused_by_their_names(serving_model, tmp_path):
-    shutil.copytree(serving_model(), tmp_path, dirs_exist_ok=True)
-    place_templates(tmp_path, "files", {"tool_use": TOOLS_TEMPLATE})
-    with refused(ConfigError, tmp_path, "chat template", "'default'", "tool_use"):
-        load_language(tmp_path)
+def test_named_templates_without_a_default_are_refused_by_their_names(folder):
+    place_templates(folder, "files", {"tool_use": TOOLS_TEMPLATE})
+    with refused(ConfigError, folder, "chat template", "'default'", "tool_use"):
+        load_language(folder)

@@ -25,7 +25,7 @@ class Models:
     """
 
     def __init__(self, *answers):
-        self.answers, self.keys, self.bodies = list(answers), [], []
+        self.answers, self.keys, self.bodies, self.models = list(answers), [], [], []
         self.app = web.Application()
         self.app.router.add_post("/v1/chat/completions", self.answer)
 
@@ -43,7 +43,14 @@ class Models:
         return self
 
     async def __aexit__(self, *_):
+        for model in self.models:
+            await model.aclose()
         await self.server.close()
+
+    def client(self, key="key", **options):
+        """A client whose junior is served here; it is closed with the server."""
+        self.models.append(HttpModel({"junior": Endpoint(self.url, "m", key)}, **options))
+        return self.models[-1]
 
 
 def busy(status=503, **headers):
@@ -68,10 +75,9 @@ async def test_several_answers_come_from_one_request_and_share_its_tokens():
         return {"id": "a", "usage": usage, "choices": ANSWER["choices"] * body.get("n", 1)}
 
     async with Models(answer) as server:
-        model = HttpModel({"junior": Endpoint(server.url, "m", "key")})
+        model = server.client()
         found = await model.choices("junior", ASKED, n=3)
         await model.complete("junior", ASKED)
-        await model.aclose()
     assert [(one.content, one.prompt_tokens, one.completion_tokens) for one in found] == [
         ("yes", 30, 4),
         ("yes", 30, 4),
@@ -83,9 +89,8 @@ async def test_several_answers_come_from_one_request_and_share_its_tokens():
 @pytest.mark.parametrize("first", [busy(429, **{"Retry-After": "0.01"}), busy(502, **{"retry-after-ms": "10"})])
 async def test_a_busy_server_is_asked_again_after_the_time_that_it_names(first):
     async with Models(first, first, ANSWER) as server:
-        model = HttpModel({"junior": Endpoint(server.url, "m", "key")}, max_retries=2)
+        model = server.client(max_retries=2)
         assert (await model.complete("junior", ASKED)).content == "yes"
-        await model.aclose()
     assert len(server.bodies) == 3
     assert server.bodies[0] == server.bodies[2]
 
@@ -94,17 +99,15 @@ async def test_a_busy_server_is_asked_again_after_the_time_that_it_names(first):
 async def test_a_limit_that_a_date_names_is_waited_for_without_further_tries(seconds):
     first = busy(429, **{"Retry-After": formatdate(time.time() + seconds, usegmt=True)})
     async with Models(first, ANSWER) as server:
-        model = HttpModel({"junior": Endpoint(server.url, "m", "key")}, max_retries=0, pause_s=60)
+        model = server.client(max_retries=0, pause_s=60)
         assert (await model.complete("junior", ASKED)).content == "yes"
-        await model.aclose()
 
 
 async def test_a_limit_that_does_not_end_is_told_with_the_servers_words_and_the_setting():
     async with Models(busy(429, **{"retry-after-ms": "10"})) as server:
-        model = HttpModel({"junior": Endpoint(server.url, "m", "key")}, pause_s=0.05)
+        model = server.client(pause_s=0.05)
         with refused(RateLimitError, "'junior'", server.url, 429, "busy", "rollouts.pause_s"):
             await model.complete("junior", ASKED)
-        await model.aclose()
 
 
 THOUGHT = {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]}
@@ -150,18 +153,18 @@ async def test_a_field_of_its_messages_that_a_server_refuses_is_not_sent_back_ag
 
     sentences = []
     async with Models(answer) as server:
-        model = HttpModel({"junior": Endpoint(server.url, "m", "key")}, tell=sentences.append)
+        model = server.client(tell=sentences.append)
         first = await model.complete("junior", ASKED)
         for _ in range(2):
             assert (await model.complete("junior", [*ASKED, first.message])).content == "yes"
-        await model.aclose()
     assert len(server.bodies) == 4
     (sentence,) = sentences
     assert "'reasoning'" in sentence
 
 
 def completion(message, finish_reason="stop"):
-    return read_completions({"choices": [{"message": message, "finish_reason": finish_reason}]}, "the model")[0]
+    body = {"choices": [{"message": message, "finish_reason": finish_reason}]}
+    return read_completions(json.dumps(body).encode(), "the model")[0]
 
 
 @pytest.mark.parametrize(
@@ -185,15 +188,19 @@ def test_the_text_of_content_in_parts_is_read(content, text):
         ('{"q": 1}', {"q": 1}),
         *((empty, {}) for empty in (None, "", " ", "null", [], {})),
         ([1], None),
-        ("{", None),
+        *((unreadable, None) for unreadable in ("{", '{"q": "\\ud800"}', "[" * 100_000, "9" * 5000, "[1]")),
     ],
+    ids=lambda value: repr(value)[:20],
 )
-def test_arguments_are_read_in_any_form(arguments, read):
+def test_arguments_are_read_in_any_form_and_what_cannot_be_read_is_told_as_it_is(arguments, read):
     (call,) = completion(
         {"tool_calls": [{"id": "c", "function": {"name": "search", "arguments": arguments}}]}
     ).tool_calls
     assert call.arguments == read
-    assert read is None or json.loads(call.raw_arguments) == read
+    if read is None:
+        assert call.raw_arguments == (arguments if isinstance(arguments, str) else json.dumps(arguments))
+    else:
+        assert json.loads(call.raw_arguments) == read
 
 
 def test_calls_without_an_id_of_their_own_get_one():
@@ -226,20 +233,18 @@ def test_a_refusal_is_told_in_the_servers_own_words(message, finish_reason, word
 @pytest.mark.parametrize(("status", "retries", "tries"), [(500, 1, 2), (400, 5, 1)])
 async def test_a_busy_server_is_named_after_the_last_try_and_a_refusal_is_not_repeated(status, retries, tries):
     async with Models(busy(status, **{"retry-after-ms": "1"})) as server:
-        model = HttpModel({"junior": Endpoint(server.url, "m", "key")}, max_retries=retries)
+        model = server.client(max_retries=retries)
         with pytest.raises(ModelError, match=rf"answered {status}: busy$") as caught:
             await model.complete("junior", ASKED)
-        await model.aclose()
     assert (caught.value.retriable, len(server.bodies)) == (tries > 1, tries)
 
 
 @pytest.mark.parametrize(("key", "remedy"), [("none", "no key was sent"), ("sk-1", "is the key right")])
 async def test_a_refused_key_is_named_by_its_setting(key, remedy):
     async with Models(busy(401)) as server:
-        model = HttpModel({"junior": Endpoint(server.url, "m", key)})
+        model = server.client(key)
         with refused(ModelError, 401, "busy", remedy, "models.junior.api_key_env"):
             await model.complete("junior", ASKED)
-        await model.aclose()
 
 
 async def test_a_kept_connection_that_the_server_has_closed_costs_no_answer():
@@ -252,10 +257,9 @@ async def test_a_kept_connection_that_the_server_has_closed_costs_no_answer():
         return response
 
     async with Models(closing) as server:
-        model = HttpModel({"junior": Endpoint(server.url, "m", "key")}, max_retries=0)
+        model = server.client(max_retries=0)
         for _ in range(5):
             assert (await model.complete("junior", ASKED)).content == "yes"
-        await model.aclose()
 
 
 async def test_no_server_is_said_at_once():
@@ -270,7 +274,6 @@ async def test_no_server_is_said_at_once():
 async def test_text_of_any_script_arrives_as_it_was_sent():
     text = 'Größe "x"\n\u2028 \U0001f9ec'
     async with Models(ANSWER) as server:
-        model = HttpModel({"junior": Endpoint(server.url, "m", "key")})
+        model = server.client()
         await model.complete("junior", [{"role": "user", "content": json.dumps({"goal": text})}])
-        await model.aclose()
     assert json.loads(server.bodies[0]["messages"][0]["content"]) == {"goal": text}

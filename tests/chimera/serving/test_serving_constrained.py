@@ -5,10 +5,11 @@ import json
 import shutil
 
 import pytest
-from embedded_kit import embedded
+from embedded_kit import PLAIN_TEMPLATE, embedded, without_tags
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stream_kit import TOOL
+from tokenizers import Tokenizer
 
 from agents.roles import ROLES
 from agents.visit.prompting import response_format, schema_format
@@ -169,13 +170,8 @@ async def test_a_conversation_with_a_call_goes_on(service):
 def untaught(serving_model, tmp_path_factory):
     """A model whose vocabulary has no tags for calls and whose chat template knows no tools."""
     folder = shutil.copytree(serving_model(), tmp_path_factory.mktemp("untaught"), dirs_exist_ok=True)
-    tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    tokenizer["added_tokens"] = [token for token in tokenizer["added_tokens"] if "tool" not in token["content"]]
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    (folder / "chat_template.jinja").write_text(
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
+    without_tags(Tokenizer.from_file(str(folder / "tokenizer.json"))).save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(PLAIN_TEMPLATE)
     with embedded(folder, slots=4, context_length=1200) as service:
         yield service
 

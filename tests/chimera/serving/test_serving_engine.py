@@ -132,8 +132,6 @@ def test_a_seeded_answer_does_not_depend_on_the_batch(pair):
     alone = ask(service, body)[0]
     crowded = ask(service, *others[:3], body, *others[3:])[3]
     assert alone["choices"][0]["token_ids"] == crowded["choices"][0]["token_ids"]
-    different = ask(service, body | {"seed": 8})[0]
-    assert alone["choices"][0]["token_ids"] != different["choices"][0]["token_ids"]
 
 
 def test_bfloat16_stays_near_float32_also_after_new_weights(serving_model):

@@ -47,15 +47,14 @@ def plain_model(folder):
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
+def request(schema=None, **fields):
+    form = {} if schema is None else {"response_format": schema_format("Any", schema)}
+    asked = {"messages": [{"role": "user", "content": "the rate?"}], **form, **fields}
+    return parse_request({"model": "junior", "return_token_ids": True, "seed": 1, **asked})
+
+
 def ask(service, schema, **fields):
-    body = {
-        "model": "junior",
-        "messages": [{"role": "user", "content": "the rate?"}],
-        "response_format": schema_format("Any", schema),
-        "seed": 1,
-        "return_token_ids": True,
-    }
-    return asyncio.run(service.complete(parse_request(body | fields)))
+    return asyncio.run(service.complete(request(schema, **fields)))
 
 
 def quoting(sentences, most=3):
@@ -103,12 +102,9 @@ def test_asking_for_log_probs_or_company_in_the_batch_changes_no_answer(service)
     assert [ask(service, schema, seed=seed, logprobs=True)["choices"][0]["token_ids"] for seed in range(6)] == alone
 
     async def together():
-        messages = [{"role": "user", "content": "the rate?"}]
-        body = {"model": "junior", "messages": messages, "return_token_ids": True}
-        form = {"response_format": schema_format("Any", schema)}
-        bodies = [body | form | {"seed": seed} for seed in range(6)]
-        bodies += [body | {"seed": seed, "max_tokens": 30} for seed in range(3)]
-        return await asyncio.gather(*[service.complete(parse_request(one)) for one in bodies])
+        requests = [request(schema, seed=seed) for seed in range(6)]
+        requests += [request(seed=seed, max_tokens=30) for seed in range(3)]
+        return await asyncio.gather(*map(service.complete, requests))
 
     assert [one["choices"][0]["token_ids"] for one in asyncio.run(together())][:6] == alone
 

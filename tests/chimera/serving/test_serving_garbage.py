@@ -171,12 +171,6 @@ async def test_an_answer_that_lacks_only_what_is_optional_is_read(answer):
     assert (await ask(answer)).content == "yes"
 
 
-@pytest.mark.parametrize("arguments", ['{"q": "\\ud800"}', "[" * 100_000, "9" * 5000, "[1]"])
-async def test_arguments_that_cannot_be_read_are_none_and_told_to_the_model(arguments):
-    (call,) = (await ask(function(arguments=arguments))).tool_calls
-    assert (call.arguments, call.raw_arguments) == (None, arguments)
-
-
 async def test_a_server_that_closes_without_a_word_cannot_be_reached():
     with refused(UnreachableError, "'junior'", "is the server running"):
         await ask(b"")

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 
 import jsonschema
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema.validators import validator_for
+from stream_kit import TOOL
 from tokenizers import Tokenizer
 
 from chimera.serving.embedded.grammar import Grammars, ToolStyle, allowed_tokens, schema_grammar, tools_grammar
@@ -18,6 +20,11 @@ A, B = {"type": "object", "properties": {"a": {"const": 1}}}, {"type": "object",
 KINDS = [{"properties": {"kind": {"const": kind}, kind: {"const": 1}}, "required": ["kind"]} for kind in "xy"]
 TREE = {"type": "object", "properties": {"sub": {"type": "array", "items": {"$ref": "#/$defs/tree"}}}}
 ABC = {"properties": {name: {"const": 1} for name in "abc"}}
+EXACT = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"], "additionalProperties": False}
+TAGS = ("<tool_call>", "</tool_call>")
+CALL = '<tool_call>{"name":"literature_search","arguments":{"query":"p"}}</tool_call>'
+SPACED_CALL = '<tool_call>\n{"name": "literature_search", "arguments": {"query": "p"}}\n</tool_call>'
+SPACED = ToolStyle("\n", ": ", ", ", ": ", ", ", "\n", "\n")
 
 
 @pytest.fixture(scope="module")
@@ -30,15 +37,32 @@ def grammars(tokenizer):
     return Grammars(tokenizer, 512, [tokenizer.token_to_id("<|im_end|>")])
 
 
-def accepts(grammars, grammar, text):
-    matcher = grammars.matcher(grammar, "response_format")
-    ids = [grammars.ordinary[bytes([byte])] for byte in text.encode()]
-    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+@pytest.fixture(scope="module")
+def check(tokenizer, grammars):
+    """Asserts which texts a grammar accepts: byte by byte, but for the tags of calls, which are tokens."""
+
+    def tokens(text):
+        for piece in re.split("(</?tool_call>)", text):
+            if piece in TAGS:
+                yield tokenizer.token_to_id(piece)
+            else:
+                yield from (grammars.ordinary[bytes([byte])] for byte in piece.encode())
+
+    def check(grammar, accepted, refused):
+        def accepts(text):
+            matcher, ids = grammars.matcher(grammar, "response_format"), list(tokens(text))
+            return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+        assert [text for text in accepted if not accepts(text)] == []
+        assert [text for text in refused if accepts(text)] == []
+
+    return check
 
 
 @pytest.mark.parametrize(
     ("schema", "accepted", "refused"),
     [
+        (EXACT, ['{"a":"x"}'], ['{"a": "x"}', '{"a":"y"}', "{}", "", CALL]),
         (A, ['{"a":1}', "{}"], ['{"a":1,"z":2}', "[]"]),
         ({"properties": {"a": {"const": 1}}}, ['{"a":1}'], ['{"z":2}', "7"]),
         (A | {"additionalProperties": True}, ['{"a":1,"z":2}'], ['{"a":2}']),
@@ -82,10 +106,8 @@ def accepts(grammars, grammar, text):
         ({"type": "integer", "x-order": {"not": {}}, "nullable": True}, ["1"], ["null"]),
     ],
 )  # fmt: skip
-def test_schemas_accept(grammars, schema, accepted, refused):
-    grammar = schema_grammar(schema)
-    assert [text for text in accepted if not accepts(grammars, grammar, text)] == []
-    assert [text for text in refused if accepts(grammars, grammar, text)] == []
+def test_schemas_accept(check, schema, accepted, refused):
+    check(schema_grammar(schema), accepted, refused)
     for text in accepted:
         jsonschema.validate(json.loads(text), schema)
 
@@ -102,19 +124,38 @@ def test_schemas_accept(grammars, schema, accepted, refused):
         ({"$ref": "#/$defs/a", "$defs": {"a": A}}, ['{"a":1}'], ['{"b":1}']),
     ],
 )
-def test_a_tool_takes_the_arguments_that_it_names(grammars, tokenizer, parameters, accepted, refused):
+def test_a_tool_takes_the_arguments_that_it_names(check, parameters, accepted, refused):
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
-    grammar = tools_grammar([tool], ToolStyle(), must_call=True, parallel=False, answer=None)
+    calls = [
+        [f'<tool_call>{{"name":"f","arguments":{arguments}}}</tool_call>' for arguments in some]
+        for some in (accepted, refused)
+    ]
+    check(tools_grammar([tool], ToolStyle(), must_call=True, parallel=False, answer=None), *calls)
 
-    def takes(arguments):
-        matcher = grammars.matcher(grammar, "tools")
-        tags = [tokenizer.token_to_id(tag) for tag in ("<tool_call>", "</tool_call>")]
-        text = f'{{"name":"f","arguments":{arguments}}}'
-        ids = [tags[0], *(grammars.ordinary[bytes([byte])] for byte in text.encode()), tags[1]]
-        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
-    assert [text for text in accepted if not takes(text)] == []
-    assert [text for text in refused if takes(text)] == []
+@pytest.mark.parametrize(
+    ("options", "accepted", "refused"),
+    [
+        ({}, ["", "free {text}", CALL, "text " + CALL, CALL + CALL], [CALL + " text", CALL[:-1] + "<tool_call>"]),
+        ({"parallel": False}, [CALL], [CALL + CALL]),
+        ({"answer": EXACT}, ['{"a":"x"}', CALL], ["text", "text " + CALL, '{"a":"x"}' + CALL]),
+        ({"must_call": True, "answer": EXACT}, [CALL, CALL + CALL], ['{"a":"x"}', ""]),
+        (
+            {"style": SPACED, "must_call": True},
+            [SPACED_CALL, f"{SPACED_CALL}\n{SPACED_CALL}"],
+            [CALL, SPACED_CALL * 2],
+        ),
+        (
+            {"must_call": True},
+            [CALL],
+            [CALL.replace("literature_search", "other"), CALL.replace('"p"', '"too long now"')],
+        ),
+    ],
+    ids=["auto", "one call", "call or schema", "required", "spaced", "arguments"],
+)
+def test_where_tools_are_offered_exactly_the_forms_of_the_choice_are_accepted(check, options, accepted, refused):
+    usual = {"style": ToolStyle(), "must_call": False, "parallel": True, "answer": None}
+    check(tools_grammar([TOOL], **usual | options), accepted, refused)
 
 
 def nested(depth):

@@ -99,13 +99,11 @@ def write_gguf(folder, file, *, facts=None, without=(), further=(), kind=None, s
 def models(serving_model, tmp_path_factory):
     """Folders by family: Qwen2, and the others that the engine computes."""
     scaled = {**OTHERS["llama"]["rope_parameters"], "original_max_position_embeddings": 8192}
-    OTHERS["llama-as-released"] = {**OTHERS["llama"], "rope_parameters": scaled}
-    try:
-        names = ("llama-biased", "llama-as-released", "qwen3")
+    # llama.cpp's converter has no Llama model with biases.
+    names = ("llama-as-released", "qwen3")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(OTHERS, "llama-as-released", {**OTHERS["llama"], "rope_parameters": scaled})
         made = {name: make_shape(tmp_path_factory.mktemp(name), name, serving_model()) for name in names}
-    finally:
-        del OTHERS["llama-as-released"]
-    del made["llama-biased"]  # llama.cpp's converter has no Llama model with biases.
     return {"qwen2": serving_model(), **made}
 
 

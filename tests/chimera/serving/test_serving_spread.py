@@ -4,10 +4,12 @@ import asyncio
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import httpx
 import psutil
 import pytest
+from embedded_kit import embedded
 from message_kit import refused
 from stream_kit import added_up, as_added_up, events
 
@@ -17,7 +19,6 @@ from chimera.core.errors import ConfigError, ModelError, RunError
 from chimera.serving.devices import decoding_processes
 from chimera.serving.embedded.checkpoint import count_weights
 from chimera.serving.embedded.protocol import parse_request
-from chimera.serving.embedded.service import Service
 from chimera.serving.process import serve
 
 pytestmark = pytest.mark.whole
@@ -32,12 +33,29 @@ def models(folder):
     return {"junior": own, "senior": own, "judge": RUBRIC}
 
 
-@pytest.fixture
-def running(serving_model, tmp_path):
+@contextmanager
+def spread(serving_model, log_file):
     """A server with two decoding processes."""
     config = ServingConfig(slots=4, processes=2)
-    with serve(models(serving_model(seed=0)), config, {}, log_file=tmp_path / "log") as servers:
+    with serve(models(serving_model(seed=0)), config, {}, log_file=log_file) as servers:
         yield servers
+
+
+@pytest.fixture(scope="module")
+def server(serving_model, tmp_path_factory):
+    """The server of all tests that leave it running; each asks about tasks of its own numbers."""
+    with spread(serving_model, tmp_path_factory.mktemp("spread") / "log") as servers:
+        yield servers
+
+
+@pytest.fixture
+def running(server, serving_model):
+    """The server, which has its first weights again after the test."""
+    first = server.versions()
+    yield server
+    for key, version in server.versions().items():
+        if version != first[key]:
+            server.load_weights(key, serving_model(seed=0), version=first[key])
 
 
 def decoders(servers):
@@ -57,10 +75,20 @@ def body(number, turns=(), **fields):
     }
 
 
-def post(servers, request, path="/chat/completions"):
+def client(servers):
     endpoint = servers.endpoints["junior"]
     headers = {"Authorization": f"Bearer {endpoint.api_key}"}
-    return httpx.post(endpoint.base_url + path, json=request, headers=headers, timeout=None)
+    return httpx.Client(base_url=endpoint.base_url.removesuffix("/v1"), headers=headers, timeout=None)
+
+
+def post(servers, request):
+    with client(servers) as asking:
+        return asking.post("/v1/chat/completions", json=request)
+
+
+def get(servers, path):
+    with client(servers) as asking:
+        return asking.get(path).json()
 
 
 def ask(servers, requests):
@@ -71,69 +99,83 @@ def ask(servers, requests):
     return [answer.json() for answer in answers]
 
 
-def health(servers):
-    endpoint = servers.endpoints["junior"]
-    url = endpoint.base_url.removesuffix("/v1") + "/health"
-    return httpx.get(url, headers={"Authorization": f"Bearer {endpoint.api_key}"}).json()
+def counters(servers):
+    return get(servers, "/health")["counters"]
 
 
 def ids(answer):
     return [choice["token_ids"] for choice in answer["choices"]]
 
 
+def exact(choices):
+    """What does not depend on the prompts that a process has cached: they may change the last bits of log-probs."""
+    return [{key: choice[key] for key in ("content", "calls", "finish", "token_ids")} for choice in choices]
+
+
+def log_probs(choices):
+    return [entry["logprob"] for choice in choices for entry in choice["logprobs"]]
+
+
+def test_streams_of_the_decoding_processes_add_up_to_their_answers(running):
+    before = counters(running)
+    requests = [body(number, n=1 + number % 2, logprobs=True) for number in range(80, 86)]
+    streamed = [added_up(events(post(running, {**request, "stream": True}))) for request in requests]
+    whole = [as_added_up(post(running, request).json()) for request in requests]
+    kept = [added_up(events(post(running, {**request, "stream": True}))) for request in requests]
+    assert kept == whole
+    assert [exact(choices) for choices in streamed] == [exact(choices) for choices in whole]
+    for choices, same in zip(streamed, whole, strict=True):
+        assert log_probs(choices) == pytest.approx(log_probs(same), abs=1e-4)
+    assert counters(running)["reused_answers"] - before["reused_answers"] == len(requests)
+
+
 def test_two_processes_share_the_work_and_answer_as_one_does(running, serving_model):
-    requests = [body(number, n=1 + number % 3, logprobs=True, top_logprobs=2) for number in range(16)]
-    before = [sum(one.cpu_times()[:2]) for one in decoders(running)]
+    requests = [body(number, n=1 + number % 3, logprobs=True, top_logprobs=2) for number in range(100, 116)]
+    counted, before = counters(running), [sum(one.cpu_times()[:2]) for one in decoders(running)]
     shared = ask(running, requests)
     spent = [sum(one.cpu_times()[:2]) - start for one, start in zip(decoders(running), before, strict=True)]
     assert len(spent) == 2
     assert min(spent) > 0
 
-    async def alone():
-        service = Service(models(serving_model(seed=0)), ServingConfig(slots=4, processes=1, answers=0))
-        try:
-            return [await service.complete(parse_request(request)) for request in requests]
-        finally:
-            await service.aclose()
+    async def alone(service):
+        return [await service.complete(parse_request(request)) for request in requests]
 
-    expected = asyncio.run(alone())
+    with embedded(models(serving_model(seed=0)), slots=4) as service:
+        expected = asyncio.run(alone(service))
     assert [ids(answer) for answer in shared] == [ids(answer) for answer in expected]
     own = [answer["choices"][0]["logprobs"]["content"][0]["logprob"] for answer in expected]
     assert [answer["choices"][0]["logprobs"]["content"][0]["logprob"] for answer in shared] == pytest.approx(own)
     assert [answer["weights_version"] for answer in shared] == [answer["weights_version"] for answer in expected]
-    assert health(running)["counters"]["answers"] == sum(request["n"] for request in requests)
+    assert counters(running)["answers"] - counted["answers"] == sum(request["n"] for request in requests)
 
 
 def test_the_turns_of_a_conversation_find_its_beginning_in_a_cache(running):
-    first = ask(running, [body(number) for number in range(4)])
+    first = ask(running, [body(number) for number in range(20, 24)])
     turns = [[("assistant", one["choices"][0]["message"]["content"] or "."), ("user", "and?")] for one in first]
-    second = ask(running, [body(number, turns[number]) for number in range(4)])
+    second = ask(running, [body(number, turn) for number, turn in enumerate(turns, 20)])
     for before, after in zip(first, second, strict=True):
         assert after["usage"]["prompt_tokens_details"]["cached_tokens"] >= before["usage"]["prompt_tokens"] - 8
 
 
 def test_an_equal_request_is_decoded_once_until_the_weights_change(running, serving_model):
-    request = body(1)
+    request, before = body(30), counters(running)
     first, second = post(running, request).json(), post(running, request).json()
     assert ids(first) == ids(second)
     assert first["id"] != second["id"]
-    counters = health(running)["counters"]
-    assert (counters["answers"], counters["reused_answers"]) == (1, 1)
+    after = counters(running)
+    assert [after[name] - before[name] for name in ("answers", "reused_answers")] == [1, 1]
     running.load_weights("junior", serving_model(seed=1))
     assert ids(post(running, request).json()) != ids(first)
-    assert health(running)["counters"]["reused_answers"] == 1
+    assert counters(running)["reused_answers"] == after["reused_answers"]
 
 
 def test_new_weights_are_live_in_both_processes_and_of_their_slot_alone(running, serving_model):
     before = running.versions()
-    assert running.load_weights("junior", serving_model(seed=1)) == "junior@1"
-    answers = ask(running, [body(number) for number in range(8)])
-    assert {answer["weights_version"] for answer in answers} == {"junior@1"}
-    assert running.versions() == {**before, "junior": "junior@1"}
-    described = httpx.get(
-        running.endpoints["junior"].base_url + "/models",
-        headers={"Authorization": f"Bearer {running.endpoints['junior'].api_key}"},
-    ).json()["data"]
+    version = running.load_weights("junior", serving_model(seed=1))
+    answers = ask(running, [body(number) for number in range(40, 48)])
+    assert {answer["weights_version"] for answer in answers} == {version}
+    assert running.versions() == {**before, "junior": version}
+    described = get(running, "/v1/models")["data"]
     assert {one["id"]: one["folder"] for one in described if one["id"] != "judge"} == {
         "junior": str(serving_model(seed=1)),
         "senior": str(serving_model(seed=0)),
@@ -141,83 +183,70 @@ def test_new_weights_are_live_in_both_processes_and_of_their_slot_alone(running,
 
 
 def test_weights_that_do_not_fit_change_nothing(running, serving_model, tmp_path):
-    before, answer = running.versions(), post(running, body(1, seed=None, temperature=0)).json()
+    numbered = running.load_weights("junior", serving_model(seed=0))
+    before, answer = running.versions(), post(running, body(50, seed=None, temperature=0)).json()
     (tmp_path / "none").mkdir()
-    with refused(ModelError, "/admin/weights", "'junior'", lines=None):
+    with refused(ModelError, "/admin/weights", "'junior'", "config.json"):
         running.load_weights("junior", tmp_path / "none")
     with refused(ModelError, "/admin/weights", "'judge'", lines=None):
         running.load_weights("judge", serving_model(seed=1))
     assert running.versions() == before
-    assert ids(post(running, body(1, seed=None, temperature=0)).json()) == ids(answer)
-    assert running.load_weights("junior", serving_model(seed=1)) == "junior@1"
+    assert ids(post(running, body(50, seed=None, temperature=0)).json()) == ids(answer)
+    number = int(numbered.removeprefix("junior@"))
+    assert running.load_weights("junior", serving_model(seed=1)) == f"junior@{number + 1}"
 
 
 def test_a_candidate_is_served_beside_the_weights_until_it_is_removed(running, serving_model):
     name = running.add_candidate("junior", serving_model(seed=1), "other")
-    answers = ask(running, [body(number, model=model) for number in range(4) for model in ("junior", name)])
+    answers = ask(running, [body(number, model=model) for number in range(60, 64) for model in ("junior", name)])
     assert [answer["weights_version"] == "other" for answer in answers] == [False, True] * 4
     running.remove_candidate(name)
-    refused = post(running, body(0, model=name))
+    refused = post(running, body(60, model=name))
     assert refused.status_code == 404
     assert refused.json()["error"]["code"] == "model_not_found"
     with pytest.raises(ModelError, match="no candidate"):
         running.remove_candidate(name)
 
 
-def test_errors_of_a_decoding_process_are_the_servers(running):
-    long = post(running, body(1, turns=[("user", "word " * 4000)]))
-    assert long.status_code == 400
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_a_decoding_process_refuses_is_an_http_error(running, stream):
+    long = post(running, body(70, turns=[("user", "word " * 4000)], stream=stream))
+    many = {"type": "object", "properties": {f"p{number}": {"type": "integer"} for number in range(2000)}}
+    large = post(running, body(70, response_format=schema_format("Many", many), stream=stream))
+    unknown = post(running, body(70, model="nobody", stream=stream))
+    answers = (long, large, unknown)
+    assert [answer.status_code for answer in answers] == [400, 400, 404]
+    assert {answer.json()["error"]["type"] for answer in answers} == {"invalid_request_error"}
     assert long.json()["error"]["code"] == "context_length_exceeded"
-    unknown = post(running, body(1, model="nobody"))
-    assert unknown.status_code == 404
     assert "['judge', 'junior', 'senior']" in unknown.json()["error"]["message"]
-
-
-def test_streams_of_the_decoding_processes_add_up_to_their_answers(running):
-    requests = [body(number, n=1 + number % 2, logprobs=True) for number in range(6)]
-    streamed = [post(running, {**request, "stream": True}) for request in requests]
-    whole = [post(running, request).json() for request in requests]
-    kept = [post(running, {**request, "stream": True}) for request in requests]
-    for chunks, answer, again in zip(streamed, whole, kept, strict=True):
-        assert added_up(events(chunks)) == as_added_up(answer) == added_up(events(again))
-    assert health(running)["counters"]["reused_answers"] == len(requests)
 
 
 def test_a_stream_that_is_cut_frees_its_slots_in_the_decoding_process(running):
     """Each process has two slots. If the stream kept both, the next request of its conversation would wait for it."""
-    endless = body(1, n=2, max_tokens=1500, response_format=LONG, stream=True)
-    endpoint = running.endpoints["junior"]
-    headers = {"Authorization": f"Bearer {endpoint.api_key}"}
-    with httpx.stream("POST", endpoint.base_url + "/chat/completions", json=endless, headers=headers) as stream:
+    endless, before = body(90, n=2, max_tokens=1500, response_format=LONG, stream=True), counters(running)
+    with client(running) as asking, asking.stream("POST", "/v1/chat/completions", json=endless) as stream:
         next(stream.iter_lines())
-    assert post(running, body(1, max_tokens=1)).status_code == 200
-    assert health(running)["counters"]["answers"] == 1
+    assert post(running, body(90, max_tokens=1)).status_code == 200
+    assert counters(running)["answers"] - before["answers"] == 1
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_request_that_a_decoding_process_refuses_is_an_http_error(running, stream):
-    many = {"type": "object", "properties": {f"p{number}": {"type": "integer"} for number in range(2000)}}
-    for fields in ({"turns": [("user", "word " * 4000)]}, {"response_format": schema_format("Many", many)}):
-        response = post(running, body(1, stream=stream, **fields))
-        assert response.status_code == 400
-        assert response.json()["error"]["type"] == "invalid_request_error"
+def test_the_decoding_processes_end_with_the_server(serving_model, tmp_path):
+    with spread(serving_model, tmp_path / "log") as running:
+        front, others = psutil.Process(running.pid), decoders(running)
+        front.kill()
+        _, alive = psutil.wait_procs(others, timeout=GONE_S)
+    assert not alive
 
 
-def test_a_decoding_process_that_is_killed_ends_the_server_with_its_name(running):
-    front, others = psutil.Process(running.pid), decoders(running)
+def test_a_decoding_process_that_is_killed_ends_the_server_with_its_name(server):
+    """The last of the tests that share the server."""
+    front, others = psutil.Process(server.pid), decoders(server)
     os.kill(others[0].pid, signal.SIGKILL)
     gone, alive = psutil.wait_procs([front, *others], timeout=GONE_S)
     assert not alive
     assert len(gone) == 3
     with refused(RunError, "decoding process", "SIGKILL", lines=None):
-        running.check()
-
-
-def test_the_decoding_processes_end_with_the_server(running):
-    front, others = psutil.Process(running.pid), decoders(running)
-    front.kill()
-    _, alive = psutil.wait_procs(others, timeout=GONE_S)
-    assert not alive
+        server.check()
 
 
 @pytest.mark.parametrize(

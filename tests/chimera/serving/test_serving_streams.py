@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from contextlib import aclosing
 
 import pytest
 from embedded_kit import AUTHORIZATION, KEY, client_of, embedded
@@ -12,7 +11,6 @@ from openai.types.chat import ChatCompletionChunk
 from stream_kit import TOOL, added_up, as_added_up, events
 
 from agents.visit.prompting import schema_format
-from chimera.config.sections.models import ModelConfig
 from chimera.serving.embedded.app import create_app
 from chimera.serving.embedded.dialogue.manners import OPEN
 from chimera.serving.embedded.protocol import parse_request
@@ -23,8 +21,7 @@ LONG = schema_format("Long", {"type": "string", "minLength": 400, "maxLength": 5
 
 @pytest.fixture(scope="module")
 def service(serving_model):
-    models = {"junior": ModelConfig(path=str(serving_model(seed=0))), "board": ModelConfig(kind="rubric")}
-    with embedded(models, slots=2, context_length=600, answers=8) as service:
+    with embedded(serving_model(seed=0), slots=2, context_length=600, answers=8) as service:
         yield service
 
 
@@ -86,21 +83,6 @@ async def test_the_last_chunk_has_the_usage_if_it_is_asked_for(client):
     assert (last["choices"], last["usage"]) == ([], whole["usage"])
 
 
-@pytest.mark.parametrize(
-    ("fields", "status"),
-    [
-        ({"model": "nobody"}, 404),
-        ({"messages": [{"role": "user", "content": "x1" * 600}]}, 400),
-        ({"response_format": schema_format("Bad", {"$ref": "#/nowhere"})}, 400),
-        ({"model": "board"}, 400),
-    ],
-)
-async def test_an_error_before_the_first_chunk_is_an_http_error(client, fields, status):
-    response = await client.post("/v1/chat/completions", json=body(stream=True, **fields))
-    assert response.status_code == status
-    assert response.json()["error"]["message"]
-
-
 async def test_an_error_under_way_is_the_last_event(service, client, monkeypatch):
     engine = service._bindings["junior"].lane.engine
     forward, calls = engine.forward, iter(range(100))
@@ -118,26 +100,12 @@ async def test_an_error_under_way_is_the_last_event(service, client, monkeypatch
     assert "out of memory" in json.loads(last.removeprefix("data: "))["error"]["message"]
 
 
-async def test_a_stream_that_its_caller_closes_frees_its_slots(service):
-    """Two endless streams take both slots; a third request is answered as soon as they are closed."""
-    binding = service._bindings["junior"]
-    endless = parse_request(body(response_format=LONG, max_tokens=500, n=2, stream=True))
-    async with aclosing(service.stream(endless)) as chunks:
-        await anext(chunks)
-        assert len(binding.running) == 2
-    assert not binding.running
-    before = service.counters()["answers"]
-    await service.complete(parse_request(body(max_tokens=2)))
-    assert service.counters()["answers"] == before + 1
-
-
-async def test_a_caller_that_leaves_ends_its_stream(service):
-    """Straight to the application, which a server tells of the closed connection."""
-    binding = service._bindings["junior"]
+async def test_a_caller_that_leaves_ends_its_streams_and_frees_their_slots(service):
+    """Straight to the application, which a server tells of the closed connection. Both slots are taken until then."""
+    binding, before = service._bindings["junior"], service.counters()["answers"]
     started = asyncio.Event()
-    sent = [
-        {"type": "http.request", "body": json.dumps(body(response_format=LONG, max_tokens=500, stream=True)).encode()}
-    ]
+    endless = body(response_format=LONG, max_tokens=500, n=2, stream=True)
+    sent = [{"type": "http.request", "body": json.dumps(endless).encode()}]
 
     async def receive():
         if sent:
@@ -146,14 +114,16 @@ async def test_a_caller_that_leaves_ends_its_stream(service):
         return {"type": "http.disconnect"}
 
     async def send(message):
-        if message["type"] == "http.response.body" and b"content" in message["body"]:
-            assert binding.running
+        if not started.is_set() and b"content" in message.get("body", b""):
+            assert len(binding.running) == 2
             started.set()
 
     headers = [(b"authorization", AUTHORIZATION["Authorization"].encode()), (b"host", b"127.0.0.1")]
     scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers, "query_string": b""}
     await create_app(service, KEY)(scope, receive, send)
     assert not binding.running
+    await service.complete(parse_request(body(max_tokens=2)))
+    assert service.counters()["answers"] == before + 1
 
 
 PIECES = ["yes", " ", "\n", "é", "\U0001f600", OPEN, OPEN[:4], "<", "</tool_call>", '{"name":"f","arguments":{"a":1}}']

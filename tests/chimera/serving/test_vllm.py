@@ -4,15 +4,12 @@ import asyncio
 import json
 import os
 import shutil
-import subprocess
-import sys
-from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from message_kit import refused
-from vllm_kit import learner, scripted_replicas, served_model, until
+from vllm_kit import answer_text, fleet, scripted_replicas, served_model, until
 
 from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.core.errors import ConfigError, ModelError
@@ -26,6 +23,8 @@ from chimera.serving.vllm.weights import prepare
 from training.configuration import load_config
 
 PYTHON = "/vllm/bin/python"
+VLLM = ["models.junior.kind=vllm", f"models.junior.python={PYTHON}"]
+REFINER = ["models.refiner.kind=vllm", f"models.refiner.python={PYTHON}"]
 ROUTES = [
     "/pause?mode=wait",
     "/collective_rpc",
@@ -41,19 +40,6 @@ ASKED = {"model": "senior", "messages": [{"role": "user", "content": "q"}], "see
 def model(serving_model, tmp_path):
     """Makes folders with a model and what a scripted server computes with it."""
     return lambda name, value, **options: served_model(serving_model(**options), tmp_path / name, value)
-
-
-@asynccontextmanager
-async def fleet(first, tmp_path, count=2, dtype="float32", program=None, device="cpu"):
-    prepared = prepare(first, tmp_path / "served" / "0")
-    async with scripted_replicas(prepared, tmp_path, count, device) as (servers, replicas):
-        replicas[0].program = program
-        live = Loaded("base@0", first, prepared)
-        yield ServedWeights("senior", replicas, live, dtype, tmp_path / "served", learner), servers
-
-
-def text(answer):
-    return json.loads(answer.content)["choices"][0]["message"]["content"]
 
 
 def test_a_call_goes_to_the_replica_with_the_fewest_answers_under_way():
@@ -74,8 +60,10 @@ async def test_calls_are_shared_among_replicas_while_they_answer(model, tmp_path
 
 
 async def test_a_server_that_refuses_because_it_is_about_to_end_has_its_call_made_by_another(model, tmp_path):
-    ends = Program("vLLM server 1", ["/bin/sleep", "0.3"], tmp_path / "log", dict(os.environ))
-    async with fleet(model("base", -1.0), tmp_path, program=ends) as (weights, servers):
+    prepared = prepare(model("base", -1.0), tmp_path / "served" / "0")
+    async with scripted_replicas(prepared, tmp_path, 2) as (servers, replicas):
+        replicas[0].program = Program("vLLM server 1", ["/bin/sleep", "0.3"], tmp_path / "log", dict(os.environ))
+        weights = ServedWeights("senior", replicas, Loaded("base@0", prepared, prepared), "float32", tmp_path)
         servers[0].refuses = "/v1/chat/completions"
         answer, version = await weights.answer(ASKED, 60)
         assert (answer.status, version, len(servers[1].asked)) == (200, "base@0", 1)
@@ -105,12 +93,9 @@ async def test_a_publish_waits_for_answers_and_holds_calls_back_so_that_no_answe
         for server in servers:
             server.hold.set()
         done = await publishing
-        assert [(text(answer), version) for answer, version in await asyncio.gather(*before)] == [
-            ("-1.0", "base@0")
-        ] * 2
-        assert [(text(answer), version) for answer, version in await asyncio.gather(*during)] == [
-            ("-2.0", "senior@1")
-        ] * 2
+        answers = await asyncio.gather(*before, *during)
+        found = [(answer_text(answer), version) for answer, version in answers]
+        assert found == [("-1.0", "base@0")] * 2 + [("-2.0", "senior@1")] * 2
         for server in servers:
             assert [path for path, *_ in server.asked if path != "/v1/chat/completions"] == ROUTES
             assert {key for *_, key in server.asked} == {"Bearer a-key"}
@@ -126,7 +111,7 @@ async def test_a_replica_that_keeps_its_old_weights_is_found_by_the_probe_and_al
             await weights.publish(new, "senior@1")
         assert weights.version == "base@0"
         answers = await asyncio.gather(*(weights.answer(ASKED, 60) for _ in range(4)))
-        assert {(text(answer), version) for answer, version in answers} == {("-1.0", "base@0")}
+        assert {(answer_text(answer), version) for answer, version in answers} == {("-1.0", "base@0")}
 
 
 async def test_nothing_is_answered_when_neither_new_nor_old_weights_can_be_loaded(model, tmp_path):
@@ -193,18 +178,14 @@ def test_a_slot_that_learns_shares_no_running_server_and_none_that_a_network_rea
     ("settings", "message"),
     [
         (["models.junior.kind=vllm"], "needs either python"),
-        (
-            ["models.junior.kind=vllm", f"models.junior.python={PYTHON}", "models.junior.urls=[http://x]"],
-            "needs either",
-        ),
-        (
-            ["models.junior.kind=vllm", f"models.junior.python={PYTHON}", "models.junior.gpus=['0', '1']"],
-            "2 places",
-        ),
-        (
-            ["models.junior.replicas=2"],
-            ("models.junior.replicas", "remove it"),
-        ),
+        ([*VLLM, "models.junior.urls=[http://x]"], "needs either"),
+        ([*VLLM, "models.junior.gpus=['0', '1']"], "2 places"),
+        ([*VLLM, "models.junior.sleep=true"], ("sleep", "gpus")),
+        (["models.junior.replicas=2"], ("models.junior.replicas", "remove it")),
+        (["models.junior.sleep=true"], ("models.junior.sleep", "remove it")),
+        (["models.junior.adapter_rank=8"], ("models.junior.adapter_rank", "remove it")),
+        ([*REFINER, "models.refiner.adapter_rank=8"], ("models.refiner.adapter_rank", "no phase", "LoRA")),
+        ([*REFINER, "models.refiner.adapter_rank=513", "ppo.lora_rank=8"], "512"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused_in_a_sentence(settings, message):
@@ -219,13 +200,9 @@ def test_a_python_that_is_none_is_refused_before_anything_starts(tmp_path):
 
 
 def test_slots_inherit_servers_and_only_those_that_learn_have_their_own():
-    config = load_config(None, ["models.junior.kind=vllm", f"models.junior.python={PYTHON}"])
-    assert {name for name, one in config.models.items() if one.kind == "vllm"} == {
-        "junior",
-        "supervisor",
-        "senior",
-        "refiner",
-    }
+    config = load_config(None, VLLM)
+    served = [name for name, one in config.models.items() if one.kind == "vllm"]
+    assert set(served) == {"junior", "supervisor", "senior", "refiner"}
     assert config.learning() == {"junior", "senior", "refiner"}
     assert load_config().learning() == set()
 
@@ -234,12 +211,10 @@ def test_weights_behind_vllm_are_weights_that_phases_may_train():
     from chimera.data.tasks import load
     from training.phases import make_phases
 
-    config = load_config(None, ["models.junior.kind=vllm", f"models.junior.python={PYTHON}", "data.size=400"])
+    config = load_config(None, [*VLLM, "data.size=400"])
     phases = make_phases(tuple(config.pipeline), config, load(config.data))
     assert [phase.name for phase in phases if phase.learns] == ["sft", "ppo", "design", "bandit"]
-    halved = load_config(
-        None, ["models.junior.kind=vllm", f"models.junior.python={PYTHON}", "models.junior.dtype=bfloat16"]
-    )
+    halved = load_config(None, [*VLLM, "models.junior.dtype=bfloat16"])
     with refused(ConfigError, "models.refiner.dtype=bfloat16", "ppo", "set it to float32", "rejection"):
         make_phases(("gather", "ppo"), halved, load(config.data))
 
@@ -255,9 +230,3 @@ def test_the_servers_command_holds_no_key_and_ends_with_the_users_own_arguments(
     assert given["--kv-cache-memory-bytes"] == str(2**29)
     assert made[-2:] == ["--seed", "1"]
     assert not {"--port", "--host", "--api-key", "--enforce-eager"} & set(made)
-
-
-def test_the_learners_library_is_loaded_by_no_command_that_needs_no_vllm():
-    code = "import sys, chimera.serving.process; print({'torch', 'transformers', 'fastapi'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"

@@ -1,20 +1,16 @@
 """LoRA adapters beside the weights of vLLM replicas: published without a pause, proven, rolled back and unloaded."""
 
 import asyncio
-import json
 import shutil
-from contextlib import asynccontextmanager
 
 import pytest
 from embedded_kit import change
 from message_kit import refused
-from vllm_kit import add_adapter, learner, scripted_replicas, served_model, until
+from vllm_kit import add_adapter, answer_text, fleet, learner, scripted_replicas, served_model, until
 
 from chimera.core.errors import ConfigError, ModelError
 from chimera.data.tasks import load
 from chimera.serving.vllm.adapters import base_of, switches
-from chimera.serving.vllm.publish import Loaded, ServedWeights
-from chimera.serving.vllm.weights import prepare
 from training.configuration import load_config
 from training.model.weights import LoraAdapter, write_model
 from training.phases import make_phases
@@ -36,31 +32,25 @@ def model(serving_model, tmp_path):
     return make
 
 
-@asynccontextmanager
-async def fleet(base, tmp_path, count=2):
-    """Servers of `base`, one set of weights behind them, and a further server, as one that was started again."""
-    prepared = prepare(base, tmp_path / "served" / "0")
-    async with scripted_replicas(prepared, tmp_path, count + 1) as (servers, replicas):
-        first = Loaded("base@0", base, prepared)
-        weights = ServedWeights(
-            "senior", replicas[:count], first, "float32", tmp_path / "served", learner, adapters=True
-        )
-        yield weights, servers[:count], (replicas[count], servers[count])
+@pytest.fixture
+def adapted(tmp_path):
+    """Opens servers of a model that take adapters."""
+    return lambda base, count=2: fleet(base, tmp_path, count, adapters=True)
 
 
 async def said(weights):
     """What several calls at a time are answered by, and the versions on their answers."""
     answers = await asyncio.gather(*(weights.answer(ASKED, 60) for _ in range(4)))
-    return {(json.loads(one.content)["choices"][0]["message"]["content"], version) for one, version in answers}
+    return {(answer_text(answer), version) for answer, version in answers}
 
 
 def routes(server):
     return [path for path, *_ in server.asked if path not in ("/v1/chat/completions", "/v1/completions")]
 
 
-async def test_an_adapter_goes_live_while_old_answers_are_written_and_each_has_its_own_version(model, tmp_path):
+async def test_an_adapter_goes_live_while_old_answers_are_written_and_each_has_its_own_version(model, adapted):
     base = model("base", -1.0)
-    async with fleet(base, tmp_path) as (weights, servers, _):
+    async with adapted(base) as (weights, servers):
         for server in servers:
             server.hold = asyncio.Event()
         of_base = [asyncio.create_task(weights.answer(ASKED, 60)) for _ in range(2)]
@@ -76,16 +66,16 @@ async def test_an_adapter_goes_live_while_old_answers_are_written_and_each_has_i
         for server in servers:
             server.hold.set()
         answers = await asyncio.gather(*of_base, *of_one, *of_two)
-        found = [(json.loads(one.content)["choices"][0]["message"]["content"], version) for one, version in answers]
+        found = [(answer_text(answer), version) for answer, version in answers]
         assert found == [("-1.0", "base@0")] * 2 + [("-2.0", "senior@1")] * 2 + [("-3.0", "senior@2")] * 2
         await until(servers[0].changed, lambda: all(len(server.adapters) == 1 for server in servers))
         assert {path for server in servers for path in routes(server)} == {LOAD, UNLOAD}
         assert (list(done.seconds), done.apart) == (["write", "load", "prove"], [0.0, 0.0])
 
 
-async def test_no_more_than_two_adapters_are_held_however_many_are_published(model, tmp_path):
+async def test_no_more_than_two_adapters_are_held_however_many_are_published(model, adapted):
     base = model("base", -1.0)
-    async with fleet(base, tmp_path, count=1) as (weights, (server,), _):
+    async with adapted(base, count=1) as (weights, (server,)):
         server.hold = asyncio.Event()
         asking = []
         for number in (2, 3):
@@ -100,9 +90,9 @@ async def test_no_more_than_two_adapters_are_held_however_many_are_published(mod
 
 
 @pytest.mark.parametrize("fault", ["refused", "not taken", "not loaded"])
-async def test_an_adapter_that_one_server_lacks_leaves_the_old_one_live(model, tmp_path, fault):
+async def test_an_adapter_that_one_server_lacks_leaves_the_old_one_live(model, adapted, fault):
     base = model("base", -1.0)
-    async with fleet(base, tmp_path) as (weights, servers, _):
+    async with adapted(base) as (weights, servers):
         await weights.publish(model("one", -2.0, base), "senior@1")
         if fault == "refused":
             servers[1].refuses = LOAD
@@ -116,10 +106,10 @@ async def test_an_adapter_that_one_server_lacks_leaves_the_old_one_live(model, t
         assert "/pause" not in routes(servers[0])
 
 
-async def test_the_gate_rolls_back_to_an_older_adapter_and_to_the_weights_without_one(model, tmp_path):
+async def test_the_gate_rolls_back_to_an_older_adapter_and_to_the_weights_without_one(model, adapted):
     base = model("base", -1.0)
     one, two = model("one", -2.0, base), model("two", -3.0, base)
-    async with fleet(base, tmp_path) as (weights, servers, _):
+    async with adapted(base) as (weights, servers):
         for folder, version in ((one, "senior@1"), (two, "senior@2"), (one, "senior@1")):
             await weights.publish(folder, version)
         assert await said(weights) == {("-2.0", "senior@1")}
@@ -132,10 +122,10 @@ async def test_the_gate_rolls_back_to_an_older_adapter_and_to_the_weights_withou
         assert "/pause" not in routes(servers[0])
 
 
-async def test_an_adapter_of_other_weights_has_those_loaded_first_in_a_pause(model, tmp_path):
+async def test_an_adapter_of_other_weights_has_those_loaded_first_in_a_pause(model, adapted):
     base = model("base", -1.0)
     sft = model("sft", -2.0, base)
-    async with fleet(base, tmp_path) as (weights, servers, _):
+    async with adapted(base) as (weights, servers):
         await weights.publish(sft, "senior@sft")
         done = await weights.publish(model("ppo", -5.0, sft), "senior@ppo-1")
         assert [stage for stage in done.seconds if stage in ("pause", "reload", "load")] == ["pause", "reload", "load"]
@@ -149,9 +139,9 @@ async def test_an_adapter_of_other_weights_has_those_loaded_first_in_a_pause(mod
         assert not any(server.adapters for server in servers)
 
 
-async def test_an_adapter_on_other_weights_that_fails_brings_the_old_adapter_back(model, tmp_path):
+async def test_an_adapter_on_other_weights_that_fails_brings_the_old_adapter_back(model, adapted, tmp_path):
     base = model("base", -1.0)
-    async with fleet(base, tmp_path) as (weights, servers, _):
+    async with adapted(base) as (weights, servers):
         await weights.publish(model("one", -2.0, base), "senior@1")
         wrong = model("wrong", -7.0, model("other", -4.0))
         add_adapter(wrong, tmp_path / "other", -1.0)
@@ -161,19 +151,21 @@ async def test_an_adapter_on_other_weights_that_fails_brings_the_old_adapter_bac
         assert [len(server.adapters) for server in servers] == [1, 1]
 
 
-async def test_whole_weights_are_published_when_the_adapters_own_base_is_gone(model, tmp_path):
+async def test_whole_weights_are_published_when_the_adapters_own_base_is_gone(model, adapted, tmp_path):
     base = model("base", -1.0)
     new = model("new", -2.0, base)
     add_adapter(new, tmp_path / "removed", -1.0)
-    async with fleet(base, tmp_path) as (weights, servers, _):
+    async with adapted(base) as (weights, servers):
         await weights.publish(new, "senior@1")
         assert await said(weights) == {("-2.0", "senior@1")}
         assert not any(server.adapters for server in servers)
 
 
-async def test_a_server_that_was_started_again_gets_the_live_adapter_before_calls(model, tmp_path):
+async def test_a_server_that_was_started_again_gets_the_live_adapter_before_calls(model, adapted, tmp_path):
     base = model("base", -1.0)
-    async with fleet(base, tmp_path) as (weights, servers, (replica, fresh)):
+    again = tmp_path / "again"
+    again.mkdir()
+    async with adapted(base) as (weights, servers), scripted_replicas(base, again, 1) as ((fresh,), (replica,)):
         await weights.publish(model("one", -2.0, base), "senior@1")
         assert await weights.replace(0, replica) == 0.0
         assert await said(weights) == {("-2.0", "senior@1")}
@@ -205,19 +197,6 @@ VLLM = ["models.refiner.kind=vllm", "models.refiner.python=/vllm/bin/python", "d
 def test_a_server_has_room_for_the_rank_in_the_sizes_that_vllm_knows(rank, room):
     assert switches(rank) == ["--enable-lora", "--max-lora-rank", room, "--max-loras", "2"]
     assert switches(0) == []
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (["models.junior.adapter_rank=8"], ("models.junior.adapter_rank", "remove it")),
-        ([*VLLM, "models.refiner.adapter_rank=8"], ("models.refiner.adapter_rank", "no phase", "LoRA")),
-        ([*VLLM, "models.refiner.adapter_rank=513", "ppo.lora_rank=8"], "512"),
-    ],
-)
-def test_a_rank_without_servers_or_phases_that_use_it_is_refused(settings, message):
-    with refused(ConfigError, message):
-        load_config(None, settings)
 
 
 def test_a_phase_whose_adapters_are_larger_than_servers_take_is_refused_before_anything_starts():

@@ -2,18 +2,16 @@
 
 import asyncio
 import json
-from contextlib import asynccontextmanager
 
 import pytest
 from message_kit import refused
-from vllm_kit import scripted_replicas, served_model, until, write_python
+from vllm_kit import fleet, served_model, until, write_python
 
 from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.core.errors import ConfigError, ModelError
 from chimera.data.tasks import load
 from chimera.serving.process import serve
 from chimera.serving.vllm.engine import arguments
-from chimera.serving.vllm.publish import Loaded, ServedWeights
 from chimera.serving.vllm.weights import prepare
 from training.configuration import load_config
 from training.phases import make_phases
@@ -24,22 +22,13 @@ ON_GPU = {"kind": "vllm", "python": "/vllm/bin/python", "gpus": ["0"], "sleep": 
 
 
 @pytest.fixture
-def fleet(serving_model, tmp_path):
-    """Two servers and the weights behind them."""
-    folder = served_model(serving_model(), tmp_path / "base", -1.0)
-
-    @asynccontextmanager
-    async def open_fleet():
-        prepared = prepare(folder, tmp_path / "served" / "0")
-        async with scripted_replicas(prepared, tmp_path, 2, "cuda") as (servers, replicas):
-            live = Loaded("base@0", folder, prepared)
-            yield ServedWeights("senior", replicas, live, "float32", tmp_path / "served"), servers
-
-    return open_fleet
+def on_gpus(serving_model, tmp_path):
+    """Two servers on GPUs and the weights behind them, to be opened."""
+    return fleet(served_model(serving_model(), tmp_path / "base", -1.0), tmp_path, device="cuda")
 
 
-async def test_servers_sleep_when_their_answers_have_ended_and_calls_wait_until_they_are_awake(fleet):
-    async with fleet() as (weights, servers):
+async def test_servers_sleep_when_their_answers_have_ended_and_calls_wait_until_they_are_awake(on_gpus):
+    async with on_gpus as (weights, servers):
         for server in servers:
             server.hold = asyncio.Event()
         before = [asyncio.create_task(weights.answer(ASKED, 60)) for _ in range(2)]
@@ -60,8 +49,8 @@ async def test_servers_sleep_when_their_answers_have_ended_and_calls_wait_until_
             assert [path for path, *_ in server.asked if path != "/v1/chat/completions"] == [SLEEP, WAKE]
 
 
-async def test_a_server_that_refuses_to_sleep_ends_the_phase_and_the_others_are_woken(fleet):
-    async with fleet() as (weights, servers):
+async def test_a_server_that_refuses_to_sleep_ends_the_phase_and_the_others_are_woken(on_gpus):
+    async with on_gpus as (weights, servers):
         servers[1].refuses = "/sleep"
         with refused(ModelError, "server 2", 500, "/sleep"):
             await weights.sleep()
@@ -71,8 +60,8 @@ async def test_a_server_that_refuses_to_sleep_ends_the_phase_and_the_others_are_
         assert answer.status == 200
 
 
-async def test_nothing_is_answered_by_servers_that_do_not_wake_up(fleet):
-    async with fleet() as (weights, servers):
+async def test_nothing_is_answered_by_servers_that_do_not_wake_up(on_gpus):
+    async with on_gpus as (weights, servers):
         await weights.sleep()
         servers[0].refuses = WAKE
         with refused(ModelError, "server 1", 500, "/wake_up"):
@@ -100,18 +89,6 @@ def test_servers_are_started_with_vllms_sleep_mode_only_where_it_is_asked_for(se
         model = ModelConfig.model_validate({**ON_GPU, "sleep": sleep})
         made = arguments(model, ServingConfig(), folder, tmp_path / "socket", "0")
         assert ("--enable-sleep-mode" in made) is sleep
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({**ON_GPU, "gpus": []}, ("sleep", "gpus")),
-        ({"sleep": True}, ("models.junior.sleep", "remove it")),
-    ],
-)
-def test_sleep_is_refused_where_it_cannot_work(given, message):
-    with refused(ConfigError, message):
-        load_config(None, [f"models.junior.{key}={value}" for key, value in given.items()])
 
 
 def test_rollouts_ahead_of_an_update_and_sleep_during_it_are_refused_together():

@@ -99,16 +99,15 @@ def test_a_question_that_cannot_be_read_is_told(waiting):
     assert say(client, name, action="approve").status_code == 404
 
 
-def test_an_answer_that_no_source_supports_is_withheld_on_the_page_too(
-    tmp_path, answers, asked_server, abstract, capsys
-):
+@pytest.fixture
+def unsupported(answers):
     answers["HypothesisRefiner"]["evidence"] = ["Nobody wrote this."]
-    runs = tmp_path / "runs"
-    ask(QUESTION, "--context", abstract, *asked_server.overrides, "--confirm", "--json", f"runs_dir={runs}")
-    name = json.loads(capsys.readouterr().out)["kept_as"]
-    with TestClient(make_app(runs, key=KEY, port=PORT), base_url=HOST) as client:
-        client.get(f"/?key={KEY}")
-        page = unescape(client.get(f"/seat/{name}").text)
+
+
+@pytest.mark.usefixtures("unsupported")
+def test_an_answer_that_no_source_supports_is_withheld_on_the_page_too(waiting):
+    client, name, _ = waiting
+    page = unescape(client.get(f"/seat/{name}").text)
     assert "There is no answer: no quote of the final hypothesis stands word for word in a source" in page
     assert '<b class="UNDECIDED">UNDECIDED</b>' in page
     assert "Not medical advice" in page

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -116,14 +117,15 @@ class Chooser:
         return [await self.model.complete(key, messages, response_format=response_format, seed=seed) for _ in given]
 
 
-async def test_a_single_agent_makes_one_call_with_the_abstract_and_no_tool(society_kit):
+async def test_a_single_agent_makes_one_call_with_the_abstract_and_no_tool_conclusion_or_label(society_kit):
     model = society_kit.Model(Pharmacologist=[ANSWER])
-    given = told(1)[0]
+    given = replace(told(1)[0], long_answer="It certainly does.")
     found = await single_agent(Chooser(model), given, key="junior", name="single@sft", quotes="free", repeat=2, seed=7)
     assert found == [BaselineAnswer("single@sft", given.id, 2, "no", None, 1, 10, 5, 0)]
     (request,) = model.requests
     assert (request.key, request.tools, request.seed) == ("junior", [], 7)
-    assert request.messages[0] == {"role": "system", "content": ROLES["Pharmacologist"].prompt}
+    system, _ = request.messages
+    assert system == {"role": "system", "content": ROLES["Pharmacologist"].prompt}
     assert payload_of(request.messages) == {
         "sources": [{"id": given.id, "text": "RESULTS: The trial succeeded in group 0."}],
         "goal": given.goal,
@@ -147,15 +149,6 @@ async def test_servers_that_do_not_give_several_answers_are_asked_for_the_rest(s
     )
     assert [(one.sample, one.answer, one.calls) for one in found] == [(2, "yes", 1), (3, "no", 1), (4, "maybe", 1)]
     assert model.sizes == requests
-
-
-async def test_a_single_agent_is_not_told_the_answer(society_kit):
-    model = society_kit.Model(Pharmacologist=[ANSWER])
-    given = ResearchTask("t1", "Does it?", (Section("RESULTS", "It fell."),), "maybe", "pubmedqa", "It certainly does.")
-    await single_agent(Chooser(model), given, key="junior", name="single@base", quotes="free")
-    sent = json.dumps(model.requests[0].messages[1])
-    assert "certainly" not in sent
-    assert "maybe" not in sent
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,14 @@
 """The baseline that learned labels alone: its prompt, and a run that is evaluated and asked with it."""
 
 import json
-import os
 import re
 import subprocess
 import sys
 
 import pytest
 
+from chimera import ask
+from chimera import eval as evaluation
 from chimera.core.errors import ModelError
 from chimera.core.types import Option, ResearchTask, Section
 from chimera.run.directory import Run
@@ -49,18 +50,19 @@ async def test_an_answer_that_the_model_did_not_give_counts_as_none():
 
 
 @pytest.mark.whole
-def test_a_run_s_base_learns_the_labels_once_and_answers_every_task(tmp_path):
+def test_a_run_s_base_learns_the_labels_once_and_answers_every_task(tmp_path, capsys):
     (tmp_path / "small.yaml").write_text(SMALL)
+    train = [sys.executable, "-m", "chimera.train", "--config", "small.yaml", "--name", "small", f"runs_dir={tmp_path}"]
+    done = subprocess.run(train, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
-    def chimera(*arguments):
-        command = [sys.executable, "-m", *arguments, f"runs_dir={tmp_path}"]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ}, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+    def chimera(command, *arguments):
+        capsys.readouterr()
+        assert not command.main([*arguments, f"runs_dir={tmp_path}"])
+        return capsys.readouterr().out
 
-    chimera("chimera.train", "--config", "small.yaml", "--name", "small")
-    evaluate = ("chimera.eval", "--run", "small", "--stages", "final", "--limit", "4")
-    chimera(*evaluate)
+    evaluate = ("--run", "small", "--stages", "final", "--limit", "4")
+    chimera(evaluation, *evaluate)
     run = Run(tmp_path / "small")
     rows = [json.loads(line) for line in (run.path / "evaluation/labels.jsonl").read_text().splitlines()]
     tested = {task["id"] for task in report(run)["plan"]["tasks"]}
@@ -68,15 +70,15 @@ def test_a_run_s_base_learns_the_labels_once_and_answers_every_task(tmp_path):
     assert not {row["task_id"] for row in rows} & tested
     assert report(run)["baselines"]["labels"]["answered"] == 4
     assert "labels" in report(run)["standing"]
-    asked = chimera("chimera.ask", "--run", "small", "--task", rows[0]["task_id"])
+    asked = chimera(ask, "--run", "small", "--task", rows[0]["task_id"])
     right = report(run)["stages"]["final"]["alignment"]["mean"]
     assert re.search(rf"measured +{100 * right:.1f} % right .* of 4 tasks", asked)
     weights = run.path / "models/junior/labels/model.safetensors"
     learned = weights.stat().st_mtime_ns
-    said = chimera(*evaluate, "--fresh")
+    said = chimera(evaluation, *evaluate, "--fresh")
     assert weights.stat().st_mtime_ns == learned, said
     assert sum(row["baseline"] == "labels" for row in read_lines(run.path / "evaluation/test/baselines.jsonl")) == 8
-    assert "is the same" in chimera("chimera.eval", "--verify", str(run.path / "report"))
+    assert "is the same" in chimera(evaluation, "--verify", str(run.path / "report"))
 
 
 def report(run):

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from record_kit import answered
+from record_kit import answered, model_call, tool_use
 
-from agents.visit.record import ModelCall, ToolUse, by_visit
+from agents.visit.record import by_visit
 from chimera.core.types import LABELS
 from evaluation.baselines.votes import affordable, counted, majority_of
 from evaluation.records.study import BaselineAnswer, Plan, PlannedTask, Stage, StageAnswers
@@ -138,13 +138,9 @@ def test_a_rollout_that_failed_has_no_vote():
 
 @pytest.mark.parametrize("attempts", [1, 2])
 def test_work_is_counted_by_visit_and_tries_are_added_up(attempts):
-    def made(role, visit, attempt):
-        return ModelCall(role, "senior", visit, 1, "id", None, "stop", 100, 7, 0.1, True, False, attempt=attempt)
-
-    calls = [made("HypothesisRefiner", 1, number + 1) for number in range(attempts)]
-    calls += [made("HypothesisRefiner", 2, 1)]
-    use = ToolUse("HypothesisRefiner", 1, 1, "literature_search", "{}", True, True, (), None, 0.1)
-    assert by_visit([*calls, use]) == {
+    call = model_call(prompt_tokens=100, completion_tokens=7)
+    calls = [replace(call, attempt=number + 1) for number in range(attempts)]
+    assert by_visit([*calls, replace(call, visit=2), tool_use("HypothesisRefiner")]) == {
         "HypothesisRefiner/1": {"calls": attempts, "prompt": 100 * attempts, "completion": 7 * attempts},
         "HypothesisRefiner/2": {"calls": 1, "prompt": 100, "completion": 7},
     }

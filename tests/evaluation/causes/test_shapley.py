@@ -34,14 +34,6 @@ def test_the_glove_game_by_hand():
     assert [float(found[player][0]) for player in "abc"] == pytest.approx([2 / 3, 1 / 6, 1 / 6])
 
 
-def test_two_phases_by_hand_on_each_task():
-    """a alone gives 2 and 0, b alone 1 and 1, both give 5 and 0."""
-    worth = {frozenset(): [1, 0], frozenset("a"): [3, 0], frozenset("b"): [2, 1], frozenset("ab"): [6, 0]}
-    found = shapley_values("ab", {coalition: np.array(one, dtype=float) for coalition, one in worth.items()})
-    assert found["a"].tolist() == [3.0, -0.5]
-    assert found["b"].tolist() == [2.0, 0.5]
-
-
 @given(games())
 def test_efficiency_the_values_of_each_task_sum_to_the_whole_gain(game):
     players, worth = game

@@ -139,22 +139,16 @@ def test_a_second_judge_that_cannot_be_reached_ends_the_evaluation(run):
     assert len(list(run.rollouts("eval-val-base-at-0.3"))) == 4
 
 
-def test_a_report_stays_true_when_others_are_made_of_more_repeats_and_tasks(run):
-    evaluate(run, "--out", str(run.path / "first"))
-    evaluate(run, "--seeds", "2", "--limit", "8", "--out", str(run.path / "second"))
-    assert report_of(run, "second")["baselines"]["single@base"]["alignment"]["n"] == 8
-    assert verify(run.path / "first", run).problems == []
-    assert verify(run.path / "second", run).problems == []
-    evaluate(run)
-    assert report_of(run)["baselines"]["single@base"]["answered"] == 4
-
-
-def test_predictions_of_an_earlier_evaluation_do_not_stand_beside_a_report(run):
-    old = run.path / "report" / "predictions.json"
-    old.parent.mkdir()
+def test_a_report_stays_true_when_others_are_made_of_more_repeats_and_tasks(evaluated):
+    evaluate(evaluated, "--seeds", "2", "--limit", "8", "--out", str(evaluated.path / "second"))
+    assert report_of(evaluated, "second")["baselines"]["single@base"]["alignment"]["n"] == 8
+    assert verify(evaluated.path / "report", evaluated).problems == []
+    assert verify(evaluated.path / "second", evaluated).problems == []
+    old = evaluated.path / "report" / "predictions.json"
     old.write_text("{}")
-    evaluate(run)
-    assert not old.exists()
+    evaluate(evaluated)
+    assert report_of(evaluated)["baselines"]["single@base"]["answered"] == 4
+    assert not old.exists(), "predictions of an earlier evaluation do not stand beside a report"
 
 
 def test_a_single_agent_of_a_stage_that_is_not_evaluated_is_no_baseline(evaluated):
@@ -221,16 +215,16 @@ def test_without_self_consistency_the_junior_is_asked_twice_a_task(run, server):
     assert verify(run.path / "report", run).problems == []
 
 
-def test_an_agent_with_all_tools_answers_each_task_once_and_as_often_as_the_society_s_tokens_allow(run, server):
-    evaluate(run, "evaluation.agent_tool_calls=2")
-    rows = [row for row in read_lines(side(run, "baselines")) if row["baseline"] == "agent@base"]
-    assert {row["task_id"] for row in rows if row["sample"] == 0} == {task.id for task in plan_of(run).tasks}
-    report = report_of(run)
+def test_an_agent_with_all_tools_answers_each_task_once_and_as_often_as_the_society_s_tokens_allow(evaluated, server):
+    evaluate(evaluated, "evaluation.agent_tool_calls=2")
+    rows = [row for row in read_lines(side(evaluated, "baselines")) if row["baseline"] == "agent@base"]
+    assert {row["task_id"] for row in rows if row["sample"] == 0} == {task.id for task in plan_of(evaluated).tasks}
+    report = report_of(evaluated)
     assert report["work"]["agents@base"]["tokens"] <= report["work"]["base"]["tokens"]
     assert "agents@base:base" in report["comparisons"]
     assert {"agent@base", "agents@base"} <= set(report["standing"])
     server.requests.clear()
-    evaluate(run, "evaluation.agent_tool_calls=2")
+    evaluate(evaluated, "evaluation.agent_tool_calls=2")
     assert server.requests == []
 
 

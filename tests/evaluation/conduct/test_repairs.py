@@ -1,11 +1,15 @@
 """Blame by replay: wrong answers with one step made right, made once, seed for seed, and verified."""
 
 import json
+import shutil
 
 import pytest
 
 from agents.visit.prompting import payload_of
+from chimera.config.roles import JUNIORS
+from chimera.data.tasks import load
 from chimera.eval import main
+from chimera.run.directory import Run
 from chimera.run.jsonl import read_lines
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.verify.check import verify
@@ -14,6 +18,7 @@ pytestmark = pytest.mark.whole
 
 ASKED = ("--limit", "8", "--judge", "none", "evaluation.blame=20", "evaluation.self_consistency=false")
 LABELS = ("yes", "no", "maybe")
+REPAIRS = "eval-val-base-at-0.3--repairs"
 
 
 def evaluate(run, *arguments):
@@ -25,15 +30,15 @@ def report_of(run):
     return json.loads((run.path / "report" / "report.json").read_text())
 
 
-@pytest.fixture
-def society(scripted_openai, scripted_run):
+def labels_of(run):
+    return {task.goal: task.label for task in load(run.config.data).tasks}
+
+
+def society(scripted_openai, labels):
     """Its answers by task, in turn: the supervisor takes a wrong junior, or the refiner spoils what is right.
 
     The supervisor prefers the neurologist, who is wrong in every other task; the refiner copies, or always says maybe.
     """
-    from chimera.data.tasks import load
-
-    labels = {task.goal: task.label for task in load(scripted_run.config.data).tasks}
     goals = sorted(labels)
 
     def wrong(label):
@@ -64,16 +69,29 @@ def society(scripted_openai, scripted_run):
             }
         return None
 
-    scripted_openai.hooks.append(hook)
-    return scripted_run
+    return hook
 
 
-JUNIORS = ("Geneticist", "Pharmacologist", "Neurologist")
+@pytest.fixture(scope="module")
+def evaluated_once(scripted_openai, scripted_run_in, tmp_path_factory):
+    run = scripted_run_in(tmp_path_factory.mktemp("evaluated"), scripted_openai)
+    scripted_openai.hooks[:] = [society(scripted_openai, labels_of(run))]
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("TEST_KEY", "sk-a-users-own-key-4242")
+        environment.delenv("TAVILY_API_KEY", raising=False)
+        evaluate(run)
+    return run, list(scripted_openai.hooks), list(scripted_openai.requests)
 
 
-def test_the_repair_of_the_first_wrong_step_mends_what_it_alone_lost(society, scripted_openai):
-    evaluate(society)
-    report = report_of(society)
+@pytest.fixture
+def evaluated(evaluated_once, scripted_openai, scripted_key, tmp_path):
+    """A copy of the evaluated run; the server plays the society and remembers the requests of that evaluation."""
+    run, scripted_openai.hooks[:], scripted_openai.requests[:] = evaluated_once
+    return Run(shutil.copytree(run.path, tmp_path / run.name))
+
+
+def test_the_repair_of_the_first_wrong_step_mends_what_it_alone_lost(evaluated, scripted_openai):
+    report = report_of(evaluated)
     found = report["blame"]
     steps = report["lost"]["base"]["steps"]
     assert {step: one["lost"] for step, one in found["steps"].items()} == {
@@ -87,26 +105,25 @@ def test_the_repair_of_the_first_wrong_step_mends_what_it_alone_lost(society, sc
         assert one["share"]["low"] <= one["share"]["mean"] <= one["share"]["high"]
     assert found["steps"]["juniors"]["replays"] == 0, "no junior was right on these tasks in any rollout"
     assert found["mended"] == steps["supervisor"] + steps["refiner"]
-    file = society.path / "rollouts" / "eval-val-base-at-0.3--repairs.jsonl"
-    replays = [RolloutRecord.load(line) for line in read_lines(file)]
-    originals = {one["task_id"]: one for one in society.rollouts("eval-val-base-at-0.3")}
+    replays = [RolloutRecord.load(line) for line in evaluated.rollouts(REPAIRS)]
+    originals = {one["task_id"]: one for one in evaluated.rollouts("eval-val-base-at-0.3")}
     assert len(replays) == found["replays"]
     assert all(replay.seed == originals[replay.task_id]["seed"] for replay in replays)
     assert all("Geneticist/1" not in replay.visits for replay in replays), "the juniors did not work again"
-    assert "become right when their first wrong step is made right" in (society.path / "report/report.md").read_text()
-    assert verify(society.path / "report", society).problems == []
+    assert "become right when their first wrong step is made right" in (evaluated.path / "report/report.md").read_text()
+    assert verify(evaluated.path / "report", evaluated).problems == []
     scripted_openai.requests.clear()
-    evaluate(society)
+    evaluate(evaluated)
     assert scripted_openai.requests == [], "no replay is made twice"
 
 
-def test_a_junior_that_was_right_in_another_rollout_is_taken_from_there(society, scripted_openai):
+def test_a_junior_that_was_right_in_another_rollout_is_taken_from_there(evaluated, scripted_openai):
     """In the second repeat of each task the juniors are right, and the supervisor takes whoever is."""
-    evaluate(society)
-    seeds = {one["seed"] for one in society.rollouts("eval-val-base-at-0.3")}
-    lost = report_of(society)["blame"]["steps"]["juniors"]["lost"]
+    seeds = {one["seed"] for one in evaluated.rollouts("eval-val-base-at-0.3")}
+    lost = report_of(evaluated)["blame"]["steps"]["juniors"]["lost"]
     assert lost > 0
-    first = scripted_openai.hooks[0]
+    (first,), labels = scripted_openai.hooks, labels_of(evaluated)
+    known = {request.get("seed") for request in scripted_openai.requests}
 
     def later(request):
         """All juniors are right where the seed is not one of the first repeat's calls."""
@@ -117,30 +134,28 @@ def test_a_junior_that_was_right_in_another_rollout_is_taken_from_there(society,
             return {**answer, "answer": labels[goal]}
         return answer
 
-    from chimera.data.tasks import load
-
-    labels = {task.goal: task.label for task in load(society.config.data).tasks}
-    known = {request.get("seed") for request in scripted_openai.requests}
     scripted_openai.hooks[:] = [later]
-    evaluate(society, "--seeds", "2")
-    found = report_of(society)["blame"]["steps"]["juniors"]
+    evaluate(evaluated, "--seeds", "2")
+    found = report_of(evaluated)["blame"]["steps"]["juniors"]
     assert found["replays"] == found["lost"] == lost
-    replays = [RolloutRecord.load(line) for line in society.rollouts("eval-val-base-at-0.3--repairs")]
+    replays = [RolloutRecord.load(line) for line in evaluated.rollouts(REPAIRS)]
     given = [one for one in replays if one.outputs["selection"]["policy"] == "supervisor" and one.seed in seeds]
     assert any(hypothesis["answer"] == one.label for one in given for hypothesis in one.outputs["initial_hypotheses"])
-    assert verify(society.path / "report", society).problems == []
+    assert verify(evaluated.path / "report", evaluated).problems == []
 
 
-def test_a_replay_that_was_changed_is_refused(society):
-    evaluate(society)
-    file = society.path / "rollouts" / "eval-val-base-at-0.3--repairs.jsonl"
+def test_a_replay_that_was_changed_is_refused(evaluated):
+    file = evaluated.rollouts_file(REPAIRS)
     name = next(read_lines(file))["rollout_id"]
     file.write_bytes(file.read_bytes().replace(b"It works", b"It fails", 1))
-    problems = verify(society.path / "report", society).problems
+    problems = verify(evaluated.path / "report", evaluated).problems
     assert any(name in problem and "its outputs differs" in problem for problem in problems), problems
 
 
-def test_without_blame_nothing_is_replayed(society):
-    evaluate(society, "evaluation.blame=0")
-    assert report_of(society)["blame"] is None
-    assert not (society.path / "rollouts" / "eval-val-base-at-0.3--repairs.jsonl").exists()
+def test_without_blame_no_wrong_answer_is_replayed(evaluated):
+    before = evaluated.rollouts_file(REPAIRS).read_bytes()
+    evaluate(evaluated, "evaluation.blame=0", "--fresh")
+    report = report_of(evaluated)
+    assert report["lost"]["base"]["wrong"] > 0
+    assert report["blame"] is None
+    assert evaluated.rollouts_file(REPAIRS).read_bytes() == before

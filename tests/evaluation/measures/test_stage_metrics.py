@@ -7,7 +7,6 @@ from statistics import fmean
 import pytest
 from message_kit import refused
 from record_kit import answered
-from sklearn.metrics import accuracy_score, f1_score
 
 from chimera.core.errors import ConfigError
 from evaluation.measures.metrics import answer_metrics, answers_by_baseline, metrics_of, outcomes, stage_metrics
@@ -168,14 +167,6 @@ def test_a_task_counts_once_however_often_it_is_repeated():
     assert (found["reward"].mean, found["reward"].n) == (pytest.approx((1.5 + 1.0) / 2), 2)
     assert (found["alignment"].mean, found["alignment"].n) == (0.25, 2)
     assert (found["success"].mean, found["success"].n) == (0.75, 2)
-
-
-def test_alignment_and_macro_f1_are_scikit_learns_accuracy_and_f1():
-    decisions = {"t1": "NO-GO", "t2": "NO-GO", "t3": "GO", "t4": "GO"}
-    found = stage_metrics(answers(*(rollout(task, one, 1.0) for task, one in decisions.items())), plan(), CONFIG)
-    given = [{"GO": "yes", "NO-GO": "no"}[one] for one in decisions.values()]
-    assert found["alignment"].mean == pytest.approx(accuracy_score(list(LABELS.values()), given))
-    assert found["macro_f1"].mean == pytest.approx(f1_score(list(LABELS.values()), given, average="macro"))
 
 
 def test_every_metric_has_a_name_of_its_own_and_three_are_primary():

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from sklearn.metrics import f1_score
 from statsmodels.stats.contingency_tables import mcnemar as statsmodels_mcnemar
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
@@ -35,9 +34,6 @@ N = 100
 FALSE_POSITIVES = stats.binom.ppf(0.999, EXPERIMENTS, 0.05)
 """A test of exactly 5 % would be above this in one of a thousand such simulations."""
 VALUES = st.lists(st.floats(-3, 3), min_size=2, max_size=30)
-PAIRS = st.lists(
-    st.tuples(st.sampled_from(LABELS), st.one_of(st.none(), st.sampled_from(LABELS))), min_size=1, max_size=40
-)
 
 
 def rewards(difficulty, share, rng):
@@ -133,18 +129,18 @@ def test_the_exchange_test_of_macro_f1_is_the_count_over_all_exchanges():
     first = ["yes", "no", "no", "yes", "yes", "yes", None]
     second = ["yes", "yes", "no", "no", "maybe", "no", "no"]
 
+    def rows_of_answers(answers):
+        return f1_rows([(label, [answer]) for label, answer in zip(labels, answers, strict=True)], LABELS)
+
     def gap(one, other):
-        scores = [macro_f1(zip(labels, answers, strict=True)) for answers in (one, other)]
+        scores = [of_all(rows_of_answers(answers), macro_f1_of_totals) for answers in (one, other)]
         return abs(scores[0] - scores[1])
 
     reached = 0
     for exchange in range(2**7):
         pairs = [(b, a) if exchange >> i & 1 else (a, b) for i, (a, b) in enumerate(zip(first, second, strict=True))]
         reached += gap(*zip(*pairs, strict=True)) >= gap(first, second) - 1e-12
-    rows = [
-        f1_rows(((label, [one]) for label, one in zip(labels, answers, strict=True)), LABELS)
-        for answers in (first, second)
-    ]
+    rows = (rows_of_answers(answers) for answers in (first, second))
     found = exchange_test(*rows, macro_f1_of_totals, permutations=40000, seed=0)
     assert found == pytest.approx(reached / 2**7, abs=0.01)
 
@@ -223,16 +219,11 @@ def test_a_family_of_tests_after_holm_has_a_false_alarm_in_at_most_5_percent():
     assert alarms <= stats.binom.ppf(0.999, families, 0.05)
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_holm_is_statsmodels(seed):
-    rng = np.random.default_rng(seed)
-    ps = list(np.round(rng.beta(0.3, 2.0, size=3 * seed + 1), 3))  # rounded: some are equal
-    assert holm(ps) == pytest.approx(list(multipletests(ps, method="holm")[1]))
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
-def test_holm_raises_p_values_and_keeps_their_order(ps):
+@given(st.lists(st.integers(0, 50).map(lambda n: n / 1000) | st.floats(0, 1), min_size=1, max_size=30))
+@settings(max_examples=50)
+def test_holm_is_statsmodels_and_raises_p_values_in_their_order(ps):
     adjusted = holm(ps)
+    assert adjusted == pytest.approx(list(multipletests(ps, method="holm")[1]))
     assert all(p <= raised <= 1 for p, raised in zip(ps, adjusted, strict=True))
     assert [adjusted[i] for i in np.argsort(ps, kind="stable")] == sorted(adjusted)
 
@@ -253,43 +244,15 @@ def test_the_minimum_detectable_effect_is_statsmodels(n, alpha, power):
 def test_the_test_has_the_power_that_was_asked_for_at_the_minimum_detectable_effect(n, alpha, power):
     effect = minimum_detectable_effect(1.0, n, alpha=alpha, power=power)
     noncentrality, critical = effect * math.sqrt(n), stats.t.isf(alpha / 2, n - 1)
-    spread = np.sqrt(stats.chi2.ppf((np.arange(20000) + 0.5) / 20000, n - 1) / (n - 1))
+    spread = np.sqrt(stats.chi2.ppf((np.arange(5000) + 0.5) / 5000, n - 1) / (n - 1))
     tails = stats.norm.sf(critical * spread - noncentrality) + stats.norm.cdf(-critical * spread - noncentrality)
     assert tails.mean() == pytest.approx(max(alpha, power), abs=2e-3)
-
-
-def test_the_minimum_detectable_effect_is_what_simulated_tests_find():
-    rng = np.random.default_rng(4)
-    effect = minimum_detectable_effect(0.5, 30, alpha=0.05, power=0.8)
-    changes = rng.normal(effect, 0.5, size=(4000, 30))
-    assert (stats.ttest_1samp(changes, 0, axis=1).pvalue < 0.05).mean() == pytest.approx(0.8, abs=0.025)
 
 
 def test_without_scale_there_is_no_minimum_detectable_effect():
     assert minimum_detectable_effect(0.3, 1, alpha=0.05, power=0.8) is None
     assert minimum_detectable_effect(0.0, 50, alpha=0.05, power=0.8) is None
     assert minimum_detectable_effect(0.3, 50, alpha=0.05, power=0.05) == 0
-
-
-def macro_f1(pairs):
-    return of_all(f1_rows([(label, [answer]) for label, answer in pairs], LABELS), macro_f1_of_totals)
-
-
-@given(PAIRS)
-def test_macro_f1_is_scikit_learns(pairs):
-    labels = [label for label, _ in pairs]
-    answers = [answer or "none" for _, answer in pairs]
-    occurring = [one for one in LABELS if one in labels or one in answers]
-    reference = f1_score(labels, answers, labels=occurring, average="macro", zero_division=0)
-    assert macro_f1(pairs) == pytest.approx(reference)
-
-
-def test_macro_f1_weighs_repeats_as_shares_of_a_task():
-    tasks = [("yes", ["yes", "no"]), ("no", ["no", "no"])]
-    once = [("yes", ["yes", "no"] * 3), ("no", ["no"])]
-    expected = (2 * 0.5 / 1.5 + 2 * 1 / 2.5) / 2
-    for rows in (f1_rows(tasks, LABELS), f1_rows(once, LABELS)):
-        assert macro_f1_of_totals(rows.sum(axis=0)[None])[0] == pytest.approx(expected)
 
 
 def test_a_label_that_is_left_by_rounding_alone_does_not_occur():

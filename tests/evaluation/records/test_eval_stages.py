@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from chimera.config.sections.bundled import NANO
+from chimera.eval import main
 from chimera.run.directory import Run
 from chimera.run.policies import WENT_LIVE, Policy
 from chimera.show import terminal
@@ -29,10 +30,13 @@ BASE = {**dict.fromkeys(("junior", "supervisor", "senior", "refiner"), "nano@0")
 ASKED = ("--run", "trained", "--split", "val", "evaluation.contributions=shapley")
 
 
-def command(*arguments):
-    command_line = [sys.executable, "-m", "chimera.eval", *map(str, arguments)]
-    done = subprocess.run(command_line, check=False, capture_output=True, text=True)
-    return done.returncode, done.stdout + done.stderr
+@pytest.fixture
+def command(capsys):
+    def run(*arguments):
+        code = main([str(argument) for argument in arguments])
+        return code, capsys.readouterr().out
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +51,10 @@ def evaluated(tmp_path_factory):
             policy = Policy("weights", learner, f"{learner}@{phase}", f"models/{learner}/{phase}")
             shutil.copytree(NANO, run.path / policy.folder)
             run.ledger(WENT_LIVE, phase=phase, policy=policy.dump())
-    code, said = command(*ASKED, f"runs_dir={folder}")
-    assert code == 0, said
-    return run, said
+    command_line = [sys.executable, "-m", "chimera.eval", *ASKED, f"runs_dir={folder}"]
+    done = subprocess.run(command_line, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return run, done.stdout + done.stderr
 
 
 def test_each_stage_is_answered_by_its_own_weights(evaluated):
@@ -120,7 +125,7 @@ def test_the_wrong_answers_of_each_stage_are_all_lost_by_someone(evaluated):
         assert all((row["lost"] is not None) == (row in wrong) for row in rows)
 
 
-def test_no_rollout_is_made_twice(evaluated):
+def test_no_rollout_is_made_twice(evaluated, command):
     run, _ = evaluated
     before = {file.name: file.read_bytes() for file in (run.path / "rollouts").iterdir()}
     code, said = command(*ASKED, "--out", run.path / "again", f"runs_dir={run.path.parent}")
@@ -129,47 +134,54 @@ def test_no_rollout_is_made_twice(evaluated):
     assert "starting model servers" not in said
 
 
-def test_the_report_is_verified_and_a_changed_number_is_named(evaluated, tmp_path):
+@pytest.fixture
+def refusal(evaluated, command, tmp_path):
+    """What is said of a copy of the run whose report a function has changed."""
+
+    def verify(change):
+        folder = shutil.copytree(evaluated[0].path, tmp_path / "trained")
+        file = folder / "report" / "report.json"
+        report = json.loads(file.read_text())
+        change(report)
+        file.write_text(json.dumps(report))
+        code, said = command("--verify", file.parent)
+        assert code == 1
+        return said
+
+    return verify
+
+
+def test_the_report_is_verified_and_a_changed_number_is_named(evaluated, refusal, command):
     run, _ = evaluated
     code, said = command("--verify", run.path / "report")
     assert (code, "computed again" in said) == (0, True), said
-    changed = tmp_path / "trained"
-    shutil.copytree(run.path, changed)
-    file = changed / "report" / "report.json"
-    report = json.loads(file.read_text())
-    report["stages"]["ppo"]["reward"]["mean"] += 0.01
-    report["shapley"]["reward"]["phases"]["sft"]["mean"] += 0.01
-    report["lost"]["ppo"]["steps"]["refiner"] += 1
-    file.write_text(json.dumps(report))
-    code, said = command("--verify", changed / "report")
-    assert code == 1
+
+    def change(report):
+        report["stages"]["ppo"]["reward"]["mean"] += 0.01
+        report["shapley"]["reward"]["phases"]["sft"]["mean"] += 0.01
+        report["lost"]["ppo"]["steps"]["refiner"] += 1
+
+    said = refusal(change)
     assert "stages.ppo.reward" in said
     assert "shapley.reward.phases.sft.mean" in said
     assert "lost.ppo.steps.refiner" in said
 
 
-def test_a_report_of_other_numbers_does_not_flood_the_terminal(evaluated, tmp_path):
-    changed = tmp_path / "trained"
-    shutil.copytree(evaluated[0].path, changed)
-    file = changed / "report" / "report.json"
-    report = json.loads(file.read_text())
-    for metrics in report["stages"].values():
-        for mean in metrics.values():
-            mean["n"] += 1
-    file.write_text(json.dumps(report))
-    code, said = command("--verify", changed / "report")
-    assert code == 1
+def test_a_report_of_other_numbers_does_not_flood_the_terminal(refusal):
+    def change(report):
+        for metrics in report["stages"].values():
+            for mean in metrics.values():
+                mean["n"] += 1
+
+    said = refusal(change)
     assert said.count("refused: ") == 50
     (more,) = re.findall(r"\.\.\. and (\d+) more", said)
     assert f"{50 + int(more)} problems" in said
 
 
-def test_a_table_that_cannot_be_true_is_refused(tmp_path):
-    criteria = ("clarity", "efficiency", "feasibility", "groundedness", "impact", "novelty")
-    means = {"success": 98.50, "reward": 0.81, "alignment": 87.82}
-    means |= dict(zip(criteria, (0.91, 0.82, 0.85, 0.89, 0.88, 0.76), strict=True))
+def test_a_table_that_cannot_be_true_is_refused(command, tmp_path):
     file = tmp_path / "report.json"
-    file.write_text(json.dumps({"stages": {"final": {name: {"mean": value} for name, value in means.items()}}}))
+    file.write_text('{"stages": {"final": {"success": {"mean": 98.5}}}}')
     code, said = command("--verify", file)
     assert code == 1
-    assert "0.8655" in said
+    assert "success is 98.5" in said

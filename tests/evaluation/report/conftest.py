@@ -10,17 +10,17 @@ from evaluation.report.build import build
 from evaluation.report.plots.base import Plot
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def run(tmp_path_factory):
     return write_run(tmp_path_factory.mktemp("runs"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def study(run):
     return load_study(run, PLAN)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def built(study, run):
     return build(study, [Plot("curve", "Curve", missing="there are no metrics")], run.path / "report")
 

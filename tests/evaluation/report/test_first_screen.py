@@ -19,7 +19,6 @@ from evaluation.report.formats import change, data_words, pays_words, sentence, 
 from evaluation.report.gains import gain_rows, gain_tables, replaced
 from evaluation.report.losses import lost_words
 from evaluation.report.notes import cautions, notes, players
-from evaluation.verify.check import unlike
 from training.configuration import load_config
 
 
@@ -187,8 +186,8 @@ def test_a_single_stage_has_nothing_to_be_compared_with(run):
     assert "run hand" in markdown(report).splitlines()[0]
 
 
-def test_a_trial_is_called_one_on_the_reports_first_screen(study, tmp_path):
-    assert "--quick" not in page(build(study, [], study.run.path / "report"), {})
+def test_a_trial_is_called_one_on_the_reports_first_screen(study, built, tmp_path):
+    assert "--quick" not in page(built, {})
     shutil.copytree(study.run.path, tmp_path / "hand")
     with Run(tmp_path / "hand").own() as run:
         run.ledger("planned", phases=["sft"], trial=True)
@@ -222,6 +221,4 @@ def test_the_bundled_model_is_called_a_toy_where_the_tasks_are_not_generated(stu
     first = page(report, {}).partition("<nav")[0]
     assert "a toy that knows invented studies only" in first
     assert "**warning:** The bundled model plays" in markdown(report)
-    assert unlike(report, own, own.run.path / "report") == []
-    assert any("cautions" in problem for problem in unlike({**report, "cautions": []}, own, own.run.path / "report"))
     assert "own test tasks" in data_words({"plan": {**own.plan.dump(), "split": "test"}})

@@ -187,18 +187,30 @@ def test_right_answers_stand_against_their_tokens_with_a_frontier(study, plots, 
     assert "tokens" in str(tokens(without, means_of(study)))
 
 
-def test_right_answers_are_drawn_against_the_number_of_studies_where_it_differs(study, tmp_path):
+@pytest.fixture(scope="module")
+def several(study):
+    """The study on tasks of four and of eight studies."""
     tasks = tuple(replace(task, studies=4 + 4 * (place % 2)) for place, task in enumerate(TASKS))
     answers = [BaselineAnswer("mapreduce@base", task.id, 0, task.label, None, 5, 100, 10) for task in TASKS]
-    several = replace(study, plan=replace(study.plan, tasks=tasks), baselines=tuple(answers))
-    plot = {plot.name: plot for plot in draw_all(several, [], {}, tmp_path)}["studies"]
-    shown = words(tmp_path, plot)
+    return replace(study, plan=replace(study.plan, tasks=tasks), baselines=tuple(answers))
+
+
+@pytest.fixture(scope="module")
+def without_metrics(several, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("without") / "new" / "plots"
+    return folder, {plot.name: plot for plot in draw_all(several, [], comparisons_of(several), folder)}
+
+
+def test_right_answers_are_drawn_against_the_number_of_studies_where_it_differs(study, several, without_metrics):
+    folder, drawn = without_metrics
+    plot = drawn["studies"]
+    shown = words(folder, plot)
     assert {"the society, bandit", "a call for each study, one to combine, base", "4", "8"} <= set(shown)
     assert "95 % intervals" in plot.caption
     axes = studies_plot(several).figure.axes[0]
-    drawn = {line.get_label(): line.get_ydata() for line in axes.lines if "@" not in line.get_label()}
-    assert list(drawn["a call for each study, one to combine, base"]) == [100, 100]
-    assert list(drawn["the society, bandit"]) == [100, 100]
+    lines = {line.get_label(): line.get_ydata() for line in axes.lines if "@" not in line.get_label()}
+    assert list(lines["a call for each study, one to combine, base"]) == [100, 100]
+    assert list(lines["the society, bandit"]) == [100, 100]
     assert studies_plot(study) is None
 
 
@@ -271,12 +283,12 @@ def test_stages_of_one_policy_alone_are_drawn_too(study):
     assert "validation, base to only-bandit" in texts(reliability_of(wider, LINES))
 
 
-def test_without_metrics_there_are_sentences_and_only_the_plots_of_the_rollouts(study, tmp_path):
-    drawn = {plot.name: plot for plot in draw_all(study, [], comparisons_of(study), tmp_path / "new" / "plots")}
+def test_without_metrics_there_are_sentences_and_only_the_plots_of_the_rollouts(without_metrics):
+    folder, drawn = without_metrics
     for name in ("reward", "parts", "sft", "ppo", "bandit"):
         assert drawn[name].files == {}
         assert drawn[name].missing.endswith(".")
-    assert sorted(file.stem for file in (tmp_path / "new" / "plots").glob("*.png")) == ["confusion", "stages", "tokens"]
+    assert sorted(file.stem for file in folder.glob("*.png")) == ["confusion", "stages", "studies", "tokens"]
 
 
 def test_data_that_show_nothing_are_told_apart_from_no_data(study):

@@ -62,7 +62,7 @@ async def test_every_kind_comes_and_says_what_it_is_or_seems_to_succeed(society_
 async def test_of_thirty_faults_a_tool_each_is_recovered_from_or_said(society_kit, tool):
     """A role that asks again recovers, unless its second call fails too; no rollout is lost."""
     totals, right = Counter(), []
-    for seed in range(60):
+    for seed in range(40):
         tools, records = FaultyTools(society_kit.Toolbox()), []
         tools.begin(seed, 0.6)
         model = society_kit.Model(Geneticist=[[(tool, {"query": "a"})], [(tool, {"query": "b"})]])

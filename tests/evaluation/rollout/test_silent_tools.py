@@ -1,9 +1,9 @@
 """Roles that have tools and never call one are named, with the setting."""
 
 import pytest
-from record_kit import scored
+from record_kit import model_call, scored, tool_use
 
-from agents.visit.record import ModelCall, ToolUse, tool_calls
+from agents.visit.record import tool_calls
 from chimera.config.roles import RolesConfig
 from evaluation.rollout.silent_tools import ENOUGH, Watch, never_searched, silent_warnings
 from training.configuration import load_config
@@ -70,10 +70,7 @@ def test_a_single_question_is_warned_about_unless_the_abstract_is_in_the_prompts
 
 
 def test_calls_are_counted_by_role_with_zeros_and_only_for_roles_with_tools():
-    def call(role):
-        return ModelCall(role, "junior", 1, 1, "r", None, "stop", 1, 1, 0.1, parsed=True, repair=False)
-
-    use = ToolUse("Neurologist", 1, 1, "nonsense", "{}", valid=False, ok=False, results=(), error="no", seconds=0.1)
-    calls = [call("Geneticist"), call("Neurologist"), use, use, call("Supervisor")]
+    use = tool_use("Neurologist", tool="nonsense", valid=False, ok=False, results=(), error="no")
+    calls = [model_call("Geneticist"), model_call("Neurologist"), use, use, model_call("Supervisor")]
     found = tool_calls(calls, RolesConfig().tool_names())
     assert found == {"Geneticist": 0, "Neurologist": 2}

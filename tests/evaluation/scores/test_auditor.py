@@ -86,16 +86,6 @@ async def test_a_model_audits_with_the_judges_prompt_and_material():
     assert judged.scores == grade("Judgement", payload_of(messages))
 
 
-async def test_an_unreadable_audit_is_asked_once_more_and_then_missing():
-    model = ScriptedJudge(["no", "no"])
-    judged = await Auditor.of_model(model, "m").audit(RECORDS[0])
-    assert judged.scores == dict.fromkeys(CRITERIA)
-    assert "even after one repair" in str(judged.error)
-    assert len(model.asked) == 2
-    again = await Auditor.of_model(ScriptedJudge(["no"]), "m").audit(RECORDS[0])
-    assert again.error is None
-
-
 async def test_a_dead_model_leaves_the_scores_missing():
     judged = await Auditor.of_model(ScriptedJudge([ModelError("gone")]), "m").audit(RECORDS[0])
     assert judged.scores == dict.fromkeys(CRITERIA)

@@ -80,22 +80,15 @@ class ScriptedJudge:
         return Completion({"role": "assistant", "content": item}, item, (), "stop", 9, 9, "r", "v1")
 
 
-async def test_the_scores_are_the_models_own():
-    model = ScriptedJudge([json.dumps(SCORES)])
-    assert await Judge(model, "judge").evaluate(state_with(), BRIEF) == {"scores": SCORES, "error": None}
-    asked = model.asked[0]
-    assert asked["key"] == "judge"
-    assert asked["format"]["json_schema"]["name"] == "Judgement"
-    assert set(asked["format"]["json_schema"]["schema"]["required"]) == set(CRITERIA)
-    assert len(model.asked) == 1
-
-
-async def test_the_judge_is_told_the_whole_work_and_no_label():
+async def test_the_judge_is_told_the_whole_work_and_no_label_and_the_scores_are_its_own():
     model = ScriptedJudge([json.dumps(SCORES)])
     state = state_with()
-    await Judge(model, slot="strong").evaluate(state, BRIEF)
-    assert model.asked[0]["key"] == "strong"
-    assert payload_of(model.asked[0]["messages"]) == {
+    assert await Judge(model, slot="strong").evaluate(state, BRIEF) == {"scores": SCORES, "error": None}
+    (asked,) = model.asked
+    assert asked["key"] == "strong"
+    assert asked["format"]["json_schema"]["name"] == "Judgement"
+    assert set(asked["format"]["json_schema"]["schema"]["required"]) == set(CRITERIA)
+    assert payload_of(asked["messages"]) == {
         "sources": [SOURCE],
         "hypothesis": state["refined_hypothesis"],
         "protocol": state["final_protocol"],

@@ -1,6 +1,5 @@
 """The reward: every part by name, exact sums, and nothing made up when something is missing."""
 
-import json
 import math
 from typing import Any
 
@@ -8,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from message_kit import refused
+from record_kit import model_call, tool_use
 
 from agents.roles import ROLES
 from agents.visit.prompting import opening, tool_message
-from agents.visit.record import CallRecord, ModelCall, ToolUse
+from agents.visit.record import CallRecord, ToolUse
 from chimera.config.sections.rollouts import RewardConfig
 from chimera.core.types import ResearchTask, Section
 from evaluation.scores.judge import CRITERIA
@@ -23,38 +23,6 @@ SIX = (0.76, 0.85, 0.88, 0.91, 0.89, 0.82)
 OTHERS = ("alignment", "parsed", "call_valid", "tool_succeeded", "repeated_call", "unverifiable_quote", "overlong",
           "broken_rule")  # fmt: skip
 ONLY_JUDGE = dict.fromkeys(OTHERS, 0.0)
-
-
-def model_call(role: str = "HypothesisRefiner", **changes: Any) -> ModelCall:
-    values: dict[str, Any] = {
-        "model": "senior",
-        "visit": 1,
-        "step": 1,
-        "response_id": "r",
-        "weights_version": "v1",
-        "finish_reason": "stop",
-        "prompt_tokens": 9,
-        "completion_tokens": 9,
-        "seconds": 0.1,
-        "parsed": True,
-        "repair": False,
-    }
-    return ModelCall(role=role, **{**values, **changes})
-
-
-def tool_use(role: str = "Geneticist", query: str = "melanolix", **changes: Any) -> ToolUse:
-    values: dict[str, Any] = {
-        "visit": 1,
-        "step": 1,
-        "tool": "literature_search",
-        "arguments": json.dumps({"query": query}),
-        "valid": True,
-        "ok": True,
-        "results": ("17",),
-        "error": None,
-        "seconds": 0.1,
-    }
-    return ToolUse(role=role, **{**values, **changes})
 
 
 def finished(scores: tuple[float | None, ...] = SIX, **changes: Any) -> dict[str, Any]:
@@ -81,15 +49,6 @@ def test_the_weighted_criteria(scores: tuple[float, ...], total: float):
     made = reward(state=finished(scores), **ONLY_JUDGE)
     assert tuple(made.parts) == CRITERIA
     assert made.total == pytest.approx(total, abs=1e-12)
-
-
-def test_a_calculator_trace_with_immediate_rewards():
-    answer = 16 / 9 + math.sqrt(7)
-    assert round(answer, 5) == 4.42353
-    calls = [tool_use(tool="calculator", query=step) for step in ("16 / 9", "sqrt(7)", "1.77778 + 2.64575")]
-    immediate = [call_reward(call, RewardConfig()) for call in calls]
-    assert immediate == pytest.approx([0.15, 0.15, 0.15])
-    assert math.fsum([*immediate, 1.0]) == pytest.approx(1.45)
 
 
 @pytest.mark.parametrize(
@@ -195,15 +154,6 @@ def test_overlong_counts_once_however_often():
 
 def missing_parts(made: Reward) -> list[str]:
     return [name for name, value in made.parts.items() if value is None]
-
-
-@pytest.mark.parametrize("missing", CRITERIA)
-def test_one_missing_score_leaves_the_total_missing_and_the_rest_known(missing: str):
-    scores = tuple(None if name == missing else 0.5 for name in CRITERIA)
-    made = reward(state=finished(scores))
-    assert made.total is None
-    assert missing_parts(made) == [missing]
-    assert made.parts["alignment"] == 1.0
 
 
 def test_an_evaluation_without_any_score_has_no_total():

@@ -57,14 +57,6 @@ def test_the_interval_is_that_of_the_analysis_of_variance():
     assert (found.high - found.low) / 2 == pytest.approx(quantile * np.sqrt(a + b - c), rel=0.02)
 
 
-@given(st.floats(-5, 5, allow_nan=False), st.integers(2, 5), st.integers(2, 6))
-@settings(max_examples=20, deadline=None)
-def test_equal_values_have_an_interval_without_width(value, runs, tasks):
-    found = mean_of([np.full((runs, tasks), value)])
-    assert found.low == pytest.approx(value)
-    assert found.high == pytest.approx(value)
-
-
 @given(TABLES, st.floats(-3, 3, allow_nan=False), st.floats(0.1, 4))
 @settings(max_examples=30, deadline=None)
 @example(np.array([[1.5, 0.0], [0.0, 1.5]]), 0.0, 0.1)  # Only the interaction differs: runs and tasks are all alike.
@@ -84,8 +76,8 @@ def test_the_order_of_runs_and_tasks_does_not_matter():
 
 
 def test_runs_that_differ_widen_the_interval_however_many_tasks_there_are():
-    alike, apart = np.zeros((5, 500)), np.zeros((5, 500)) + np.arange(5)[:, None]
-    assert mean_of([alike]).high == 0
+    alike, apart = np.zeros((5, 100)), np.zeros((5, 100)) + np.arange(5)[:, None]
+    assert (mean_of([alike]).low, mean_of([alike]).high) == (0, 0)
     found = mean_of([apart], resamples=20_000)
     assert found.high - found.value == pytest.approx(t.ppf(0.975, 4) * np.std(range(5), ddof=1) / np.sqrt(5), rel=0.02)
 

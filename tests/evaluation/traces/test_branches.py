@@ -62,7 +62,7 @@ def test_they_stand_beside_their_call_and_cannot_become_markup(run):
     made = tree(record(), spans, (), branches_of(run, "ro-1"))
     (visit,) = made.visits
     assert len(visit.calls[0].branches) == 4
-    shown = str(outline(made, messages=False, pieces={}))
+    shown = outline(made, pieces={})
     assert "ppo asked it again: 3 answers, 2 learned from, worth 0.000 to 1.000" in shown
     assert "sft asked it again: 1 answers" in shown
     html = page(made, run="mine")
@@ -85,7 +85,7 @@ def test_each_token_of_a_branch_is_followed_from_the_reward_to_the_gradient(run)
     ]  # fmt: skip
     write_tokens(records, tokens_file(run, "ppo", 3))
     made = tree(record(), Story().visit("HypothesisRefiner", [{"answer": "yes"}]).end(), (), branches_of(run, "ro-1"))
-    shown = str(outline(made, pieces={"r1/0": ["ye", "s"]}))
+    shown = outline(made, pieces={"r1/0": ["ye", "s"]})
     assert "credit 1.000 = right answer 1.000; advantage +0.500; 50.00% of the update's loss and" in shown
     assert "of its gradient, whose norm was 0.125" in shown
     shares = [f"{one / 4 / whole:.3%}" for one in pulls["r1/0"]]

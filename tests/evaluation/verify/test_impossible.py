@@ -71,6 +71,11 @@ def test_parts_over_other_rollouts_than_the_reward_need_not_add_up():
     assert impossible({"stages": {"base": table}}) == []
 
 
+def rollout(name, reward, parts, status="succeeded", **more):
+    return {"id": name, "status": status, "reward": reward, "parts": parts, **more}
+
+
+DIFFERENCE = {"before": 0.5, "after": 0.75, "difference": 0.25, "low": 0.1, "high": 0.4}
 REPORT = {
     "settings": {"reward": WEIGHTS, "confidence": 0.95},
     "plan": {"repeats": 1},
@@ -94,42 +99,16 @@ REPORT = {
                 "no": {"yes": 1, "no": 1, "maybe": 0, "none": 0},
             },
             "rollouts": [
-                {"id": "a", "status": "failed", "reward": None, "parts": {}},
-                {
-                    "id": "b",
-                    "status": "succeeded",
-                    "reward": 1.25,
-                    "parts": {"alignment": 1.0, "impact": 0.25},
-                    "task": "b",
-                    "values": {"reward": 0.1},
-                },
-                {"id": "c", "status": "succeeded", "reward": None, "parts": {"alignment": 1.0, "impact": None}},
-                {
-                    "id": "d",
-                    "status": "succeeded",
-                    "reward": 0.5,
-                    "parts": {"impact": 0.5},
-                    "task": "d",
-                    "values": {"reward": 0.2},
-                },
+                rollout("a", None, {}, "failed"),
+                rollout("b", 1.25, {"alignment": 1.0, "impact": 0.25}, task="b", values={"reward": 0.1}),
+                rollout("c", None, {"alignment": 1.0, "impact": None}),
+                rollout("d", 0.5, {"impact": 0.5}, task="d", values={"reward": 0.2}),
             ],
         }
     },
     "pairs": {"base:sft": [["a", None, 1.0, 0.0, 1.0], *[[task, 1.0, 1.0, 0.5, 0.5] for task in "bcd"]]},
     "comparisons": {
-        "base:sft": {
-            "alignment": {
-                "before": 0.5,
-                "after": 0.75,
-                "difference": 0.25,
-                "low": 0.1,
-                "high": 0.4,
-                "p": 0.01,
-                "p_adjusted": 0.03,
-                "n": 4,
-                "verdict": "better",
-            }
-        }
+        "base:sft": {"alignment": {**DIFFERENCE, "p": 0.01, "p_adjusted": 0.03, "n": 4, "verdict": "better"}}
     },
 }
 

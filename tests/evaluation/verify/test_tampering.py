@@ -56,27 +56,16 @@ def finished(scripted_openai, tmp_path_factory):
     """A run with a policy that went live and one that was rolled back, evaluated; reviewers and judge are rubrics."""
     from agents.policies.bandit import BanditPolicy, Settings
 
-    def obedient(request):
-        payload = json.loads(request["messages"][1]["content"])
-        chosen = payload.get("chosen") if scripted_openai.role(request) == "Supervisor" else None
-        return {"choice": chosen, "justification": "it was chosen"} if chosen else None
-
-    scripted_openai.hooks[:] = [obedient]
+    scripted_openai.hooks[:] = [scripted_openai.justified]
     folder = tmp_path_factory.mktemp("runs")
+    slots = ("junior", "supervisor", "senior", "refiner")
     scripted = {"kind": "endpoint", "base_url": scripted_openai.url}
-    models = [
-        f"models.{key}.{name}={value}"
-        for key in ("junior", "supervisor", "senior", "refiner")
-        for name, value in scripted.items()
-    ]
-    models += [f"models.{key}.model=scripted-{key}" for key in ("junior", "supervisor", "senior", "refiner")]
+    models = [f"models.{slot}.{name}={value}" for slot in slots for name, value in scripted.items()]
+    models += [f"models.{slot}.model=scripted-{slot}" for slot in slots]
     few = ["data.size=40", "gate.tasks=3", "society.node_retries=0"]
     few += ["evaluation.resamples=20", f"runs_dir={folder}"]
     with closing(Run.create("finished", load_config(None, [*models, *few]))) as run:
-        began = {
-            key: f"scripted-{key}" if key in ("junior", "supervisor", "senior", "refiner") else "rubric"
-            for key in SLOTS
-        }
+        began = {slot: f"scripted-{slot}" if slot in slots else "rubric" for slot in SLOTS}
         began = {**began, "selection": "supervisor's model"}
         run.ledger("phase_started", phase="bandit", policy_versions=began)
         run.append_metrics({"phase": "bandit", "step": 1, "loss": 0.5})
@@ -120,6 +109,10 @@ def swap_traces(folder):
     other.write_bytes(first)
 
 
+def say_no(folder):
+    answered(folder, "Geneticist", '"yes', '"no')
+
+
 def resealed(folder):
     """The last entry gets the hash of a page that was changed."""
     old = (folder / "report/index.html").read_bytes()
@@ -140,36 +133,32 @@ def baselines(folder):
     return side(folder, "baselines")
 
 
+baseline_says_maybe = updated(baselines, lambda row: row.update(answer="maybe"))
+
+
 def weights(folder):
     return min(file for file in (folder / "models").rglob("*") if file.is_file()).relative_to(folder).as_posix()
 
 
+def entries(change):
+    return changed_lines("ledger.jsonl", change)
+
+
+def rows(change):
+    return changed_lines(rollouts, change)
+
+
 ROLLOUTS = "rollouts/eval-val-base-at-0.3.jsonl"
 PLAIN = {
-    "ledger: an entry was removed": (
-        changed_lines("ledger.jsonl", lambda given: given[:2] + given[3:]),
-        "ledger.jsonl:3 does not follow",
-    ),
-    "ledger: the first entry was removed": (
-        changed_lines("ledger.jsonl", lambda given: given[1:]),
-        "ledger.jsonl:1 does not follow",
-    ),
-    "ledger: the last entry was removed": (
-        changed_lines("ledger.jsonl", lambda given: given[:-1]),
-        "report/index.html is a file that",
-    ),
+    "ledger: an entry was removed": (entries(lambda given: given[:2] + given[3:]), "ledger.jsonl:3 does not follow"),
+    "ledger: the first entry was removed": (entries(lambda given: given[1:]), "ledger.jsonl:1 does not follow"),
+    "ledger: the last entry was removed": (entries(lambda given: given[:-1]), "report/index.html is a file that"),
     "ledger: two entries were swapped": (
-        changed_lines("ledger.jsonl", lambda given: [given[0], given[2], given[1], *given[3:]]),
+        entries(lambda given: [given[0], given[2], given[1], *given[3:]]),
         "ledger.jsonl:2 does not follow",
     ),
-    "ledger: an entry was repeated": (
-        changed_lines("ledger.jsonl", lambda given: [*given, given[-1]]),
-        "does not follow the line before",
-    ),
-    "ledger: an entry was put in": (
-        changed_lines("ledger.jsonl", lambda given: [*given, '{"event":"planned"}']),
-        "has no hash",
-    ),
+    "ledger: an entry was repeated": (entries(lambda given: [*given, given[-1]]), "does not follow the line before"),
+    "ledger: an entry was put in": (entries(lambda given: [*given, '{"event":"planned"}']), "has no hash"),
     "ledger: a version was changed": (
         replaced("ledger.jsonl", "Supervisor@bandit", "supervisor@better"),
         "ledger.jsonl:3 was changed",
@@ -178,19 +167,13 @@ PLAIN = {
         replaced("ledger.jsonl", "rolled_back", "went_live"),
         "ledger.jsonl:5 was changed",
     ),
-    "ledger: the last entry has the hash of a changed page": (
-        resealed,
-        "was changed: its hash is not that of what it says",
-    ),
+    "ledger: the last entry has the hash of a changed page": (resealed, "its hash is not that of what it says"),
     "ledger: gone": (removed("ledger.jsonl"), "ledger.jsonl is missing"),
     "rollouts: a decision was changed": (recorded("decision", to="UNDECIDED"), f"{ROLLOUTS} was changed"),
-    "rollouts: a line was removed": (changed_lines(rollouts, lambda given: given[1:]), f"{ROLLOUTS} was changed"),
-    "rollouts: a line was repeated": (
-        changed_lines(rollouts, lambda given: [*given, given[0]]),
-        f"{ROLLOUTS} has lines after",
-    ),
+    "rollouts: a line was removed": (rows(lambda given: given[1:]), f"{ROLLOUTS} was changed"),
+    "rollouts: a line was repeated": (rows(lambda given: [*given, given[0]]), f"{ROLLOUTS} has lines after"),
     "rollouts: two lines were swapped": (
-        changed_lines(rollouts, lambda given: [given[1], given[0], *given[2:]]),
+        rows(lambda given: [given[1], given[0], *given[2:]]),
         f"{ROLLOUTS} was changed",
     ),
     "rollouts: a file was added": (
@@ -198,18 +181,12 @@ PLAIN = {
         "rollouts/eval-val-better-at-0.3.jsonl is a file that",
     ),
     "rollouts: a file is gone": (removed(rollouts), f"{ROLLOUTS} is missing"),
-    "traces: an answer was changed": (
-        lambda folder: answered(folder, "Geneticist", '"yes', '"no'),
-        "traces/eval-val-base-at-0.3/",
-    ),
+    "traces: an answer was changed": (say_no, "traces/eval-val-base-at-0.3/"),
     "traces: one is gone": (removed(trace_of), "jsonl.gz is missing"),
     "traces: one was added": (appended("traces/eval-val-base-at-0.3/ev-0.jsonl.gz"), "ev-0.jsonl.gz is a file that"),
     "traces: two were swapped": (swap_traces, "jsonl.gz was changed"),
     "metrics: a value was changed": (replaced("metrics.jsonl", "0.5", "0.1"), "metrics.jsonl was changed"),
-    "metrics: a line was added": (
-        appended("metrics.jsonl", '{"phase":"bandit","step":2,"loss":0.1}\n'),
-        "metrics.jsonl has lines after",
-    ),
+    "metrics: a line was added": (appended("metrics.jsonl", '{"phase":"bandit"}\n'), "metrics.jsonl has lines after"),
     "metrics: gone": (removed("metrics.jsonl"), "metrics.jsonl is missing"),
     "models: weights were changed": (appended(weights, "x"), "models/Supervisor/bandit"),
     "models: a file is gone": (removed(weights), "models/Supervisor/bandit"),
@@ -233,21 +210,14 @@ PLAIN = {
         scored("canaries", 0.777),
         "evaluation/val/canaries.jsonl was changed",
     ),
-    "evaluation: a baseline's answer was changed": (
-        updated(baselines, lambda row: row.update(answer="maybe")),
-        "evaluation/val/baselines.jsonl was changed",
-    ),
-    "report: a number": (reported("stages", "base", "reward", "mean", to=2.5), "report.json was changed"),
+    "evaluation: a baseline's answer was changed": (baseline_says_maybe, "evaluation/val/baselines.jsonl was changed"),
     "report: only its layout": (
         lambda folder: (folder / REPORT).write_text(json.dumps(read(folder))),
         "report.json was changed",
     ),
     "report: no JSON": (lambda folder: (folder / REPORT).write_text("{"), "is not JSON"),
     "report: another number in Markdown": (appended("report/report.md", "alignment 99 %"), "report.md was changed"),
-    "report: predictions were added": (
-        appended("report/predictions.json"),
-        "predictions.json is no file of the report",
-    ),
+    "report: one file more": (appended("report/predictions.json"), "predictions.json is no file of the report"),
     "page: a script": (
         replaced("report/index.html", "</body>", "<script>alert(1)</script></body>"),
         "index.html was changed",
@@ -255,10 +225,7 @@ PLAIN = {
     "page: gone": (removed("report/index.html"), "index.html is missing"),
     "plots: one was changed": (replaced(drawn, "<path", "<path transform='scale(2)'"), ".svg was changed"),
     "plots: one is gone": (removed(drawn), ".svg is missing"),
-    "csv: another number": (
-        appended("report/metrics.csv", "stage,final,,reward,points,9\n"),
-        "metrics.csv was changed",
-    ),
+    "csv: another number": (appended("report/metrics.csv", "stage,final,,reward,9\n"), "metrics.csv was changed"),
     "conversation: changed": (replaced(conversation, "</body>", "<p>better</p></body>"), ".html was changed"),
     "conversation: gone": (removed(conversation), ".html is missing"),
     "conversation: one was added": (appended("report/rollouts/better.html"), "better.html is no file of the report"),
@@ -317,7 +284,32 @@ NOTHING = {
     **{"status": "failed", "error": "x", "trace": None, "seconds": None, "outputs": {}},
     **dict.fromkeys(("answer", "decision", "veto")),
 }
+FORGED = {
+    "data": "PubMedQA, official test",
+    "plan.split": "test",
+    "plan.stages.1.title": "after PPO",
+    "plan.stages.1.kind": "alone",
+    "plan.stages.1.versions.junior": "gpt-9",
+    "plan.stages.1.policies.0.folder": "models/best",
+    "players.auditor.model": "gpt-9",
+    "run.commit": "0" * 40,
+    "run.created": "2020-01-01",
+    "run.name": "better",
+    "run.phases": ["sft", "ppo"],
+    "run.rolled_back": [],
+    "settings.confidence": 0.5,
+    "stages.base.reward.mean": 2.5,
+    "verdict.text": "much better",
+}
+"""Values of the report by their place."""
 REBUILT = {
+    **{
+        f"report: {place}": (
+            reported(*(int(key) if key.isdigit() else key for key in place.split(".")), to=value),
+            f"{place} is",
+        )
+        for place, value in FORGED.items()
+    },
     "tasks: dropped": (tasks(lambda given: given[:2]), "plan.tasks is"),
     "tasks: cherry-picked": (tasks(lambda given: given[2:]), "plan.tasks is"),
     "tasks: repeated": (tasks(lambda given: [*given[:2], given[0]]), "plan.tasks.2.id is"),
@@ -330,40 +322,17 @@ REBUILT = {
     ),
     "stages: swapped": (stages(lambda given: given[::-1]), "plan.stages.0.name is"),
     "stages: one dropped": (stages(lambda given: given[:1]), "plan.stages is"),
-    "stages: another title": (reported("plan", "stages", 1, "title", to="after PPO"), "plan.stages.1.title is"),
-    "stages: another kind": (reported("plan", "stages", 1, "kind", to="alone"), "plan.stages.1.kind is"),
-    "stages: another version": (
-        reported("plan", "stages", 1, "versions", "junior", to="gpt-9"),
-        "plan.stages.1.versions.junior is",
-    ),
-    "stages: another policy": (
-        reported("plan", "stages", 1, "policies", 0, "folder", to="models/best"),
-        "plan.stages.1.policies.0.folder is",
-    ),
-    "report: the data sentence": (reported("data", to="PubMedQA, official test"), "data is"),
-    "report: the split": (reported("plan", "split", to="test"), "plan.split is"),
-    "report: the phases": (reported("run", "phases", to=["sft", "ppo"]), "run.phases is"),
-    "report: what was rolled back": (reported("run", "rolled_back", to=[]), "run.rolled_back is"),
-    "report: the run's date": (reported("run", "created", to="2020-01-01"), "run.created is"),
-    "report: the run's commit": (reported("run", "commit", to="0" * 40), "run.commit is"),
-    "report: the run's name": (reported("run", "name", to="better"), "run.name is"),
     "report: the date": (reported("written", "time", to="2020-01-01T00:00:00+00:00"), "written is"),
-    "report: the second judge": (reported("players", "auditor", "model", to="gpt-9"), "players.auditor.model is"),
-    "report: a setting": (reported("settings", "confidence", to=0.5), "settings.confidence is"),
     "report: a note was taken out": (lambda folder: report(folder, lambda found: found["notes"].pop()), "notes is"),
-    "report: the verdict": (reported("verdict", "text", to="much better"), "verdict.text is"),
     "csv: another number": (
         replaced("report/metrics.csv", "stage,base,,success,share", "stage,base,,failure,share"),
         "metrics.csv does",
     ),
     "csv: another answer": (replaced("report/rollouts.csv", ",GO,", ",NO-GO,"), "rollouts.csv does not show"),
-    "rollouts: the decision beside its outputs": (
-        recorded("decision", to="UNDECIDED"),
-        "its decision is 'UNDECIDED', but its outputs say",
-    ),
+    "rollouts: the decision beside its outputs": (recorded("decision", to="UNDECIDED"), "its decision is 'UNDECIDED'"),
     "rollouts: the answer beside its outputs": (
         recorded("answer", to="maybe"),
-        "its answer is 'maybe', but its outputs say",
+        "its answer is 'maybe', but its outputs",
     ),
     "rollouts: a veto beside its outputs": (recorded("veto", to="safety review: harm"), "its veto is"),
     "rollouts: an output beside its trace": (
@@ -371,10 +340,7 @@ REBUILT = {
         "its outputs differs from that in traces",
     ),
     "rollouts: a reward beside its trace": (recorded("reward", to=2.0), "its reward differs from that in traces"),
-    "rollouts: failed without an error": (
-        recorded("status", to="failed"),
-        "its status is 'failed', but its error is None",
-    ),
+    "rollouts: failed without an error": (recorded("status", to="failed"), "is 'failed', but its error is None"),
     "rollouts: failed without a trace": (updated(rollouts, lambda record: record.update(NOTHING)), "it has no trace"),
     "rollouts: a failure that was none": (
         updated(rollouts, lambda record: record.update(status="failed", error="x")),
@@ -383,8 +349,8 @@ REBUILT = {
     "rollouts: a label": (recorded("label", to="maybe"), "the label of task"),
     "rollouts: a seed": (recorded("seed", to=1), "its seed is 1, but must be"),
     "rollouts: a level": (recorded("level", to=9), "its level is 9, but must be"),
-    "rollouts: one in place of another": (changed_lines(rollouts, in_place_of), "lacks 1 of 3 rollouts"),
-    "rollouts: one that counts twice": (changed_lines(rollouts, twice), "a rollout counts once"),
+    "rollouts: one in place of another": (rows(in_place_of), "lacks 1 of 3 rollouts"),
+    "rollouts: one that counts twice": (rows(twice), "a rollout counts once"),
     "rollouts: no trace": (recorded("trace", to=None), "it has no trace"),
     "rollouts: outputs and trace's outcome, not the answers": (
         told("outputs", "refined_hypothesis", "claim", to="it cures"),
@@ -403,16 +369,13 @@ REBUILT = {
         told("outputs", "selected_hypothesis", "claim", to="it cures"),
         "outputs.selected_hypothesis.claim is",
     ),
-    "traces: a model's answer": (lambda folder: answered(folder, "Geneticist", '"yes', '"no'), "replayed: "),
+    "traces: a model's answer": (say_no, "replayed: "),
     "traces: a rubric's answer, and all that follows": (judged, "the rubric does not answer what its trace holds"),
     "traces: one without an answer": (lambda folder: trace(folder, lost), " model calls"),
     "traces: two swapped": (swap_traces, "differs from that in traces"),
     "evaluation: a second judge's score": (scored("audit", 0.001), "audit: the scores of"),
     "evaluation: a canary's score": (scored("canaries", 0.001), "canaries: the scores of"),
-    "evaluation: a baseline's answer": (
-        updated(baselines, lambda row: row.update(answer="maybe")),
-        "baseline majority answers",
-    ),
+    "evaluation: a baseline's answer": (baseline_says_maybe, "baseline majority answers"),
 }
 
 
@@ -468,13 +431,10 @@ def test_a_report_can_be_written_again(folder):
 
 
 def test_a_ledger_without_hashes_is_named_in_one_sentence(folder):
-    lines(
-        folder,
-        "ledger.jsonl",
-        lambda given: [
-            compact({k: v for k, v in json.loads(one).items() if k not in ("previous", "hash")}) for one in given
-        ],
-    )
+    def unchained(line):
+        return compact({key: value for key, value in json.loads(line).items() if key not in ("previous", "hash")})
+
+    entries(lambda given: [unchained(line) for line in given])(folder)
     (problem,) = problems_of(folder)
     assert "ledger.jsonl:1 has no hash" in problem
 

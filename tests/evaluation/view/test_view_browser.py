@@ -111,6 +111,7 @@ def test_from_the_runs_to_tokens_and_comparisons(page):
     check(page)
 
 
+@pytest.mark.parametrize("page", [("light", 1280)], indirect=True, ids=["light-1280"])
 def test_an_open_page_shows_what_the_run_records(page, runs):
     follow(page, "text=second")
     row = page.locator("#stages tbody tr", has_text="gather")

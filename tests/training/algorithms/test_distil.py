@@ -5,7 +5,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from branch_kit import MISREAD, READ, REFINER, TASKS, Answers, answer, record, render_of, said
+from branch_kit import MISREAD, READ, REFINER, TASKS, Answers, answer, plant_stale, record, render_of, said
 from hypothesis import given
 from hypothesis import strategies as st
 from message_kit import refused
@@ -138,22 +138,12 @@ def test_no_label_is_used(tmp_path):
 
 def test_answers_by_other_weights_are_left_out_and_counted(tmp_path):
     bench = Taught(tmp_path)
-    usual, told = bench.say, bench.answer
-
-    def other(call, random_):
-        found = usual(call, random_)
-        return replace(found, weights_version="newer@1") if call.prompt_ids[0] == 0 else found
-
-    bench.say = other
-    assert drawn(bench).figures["stale"] == 1
+    told = bench.answer
+    plant_stale(bench, 5)
+    assert drawn(bench).figures["stale"] == 1, "all five answers to the first prompt"
     bench.answer = lambda *given_: replace(told(*given_), weights_version="newer@1")
     with refused(RunError, "6 of 6", "0 are learned", "distil.min_examples"):
         drawn(bench, teacher="greedy")
-
-
-def test_the_order_in_which_rollouts_ended_does_not_matter(tmp_path):
-    found = [drawn(Answers(tmp_path / str(order), order=order)).examples for order in range(3)]
-    assert [one.rows for one in found[0]] == [one.rows for one in found[1]] == [one.rows for one in found[2]]
 
 
 async def test_the_student_learns_and_a_finished_model_is_kept(tmp_path, serving_model):
@@ -167,11 +157,6 @@ async def test_the_student_learns_and_a_finished_model_is_kept(tmp_path, serving
     assert "refiner@distil was made from these" in bench.view.lines[-1]
 
 
-REFINERS = "pipeline.distil.roles=[HypothesisRefiner]"
-
-
 def test_the_teachers_slot_is_served():
-    config = load_config(
-        None, [REFINERS, "pipeline.distil.teacher=slot", "pipeline.distil.slot=other", "models.other.like=senior"]
-    )
-    assert "other" in config.served()
+    phase = [f"pipeline.distil.{setting}" for setting in ("roles=[HypothesisRefiner]", "teacher=slot", "slot=other")]
+    assert "other" in load_config(None, [*phase, "models.other.like=senior"]).served()

@@ -350,7 +350,6 @@ class TestTemplates:
             ["models.junior={kind: endpoint, base_url: 'http://x', model: m}"],
             ("sft", "models.junior.kind=endpoint", "set this slot", "models.junior.path"),
         ),
-        (["sft.batch_size=10", "sft.micro_batch_size=4"], ("sft.batch_size=10", "sft.micro_batch_size=4")),
         (["sft.batch_size=4", "sft.micro_batch_size=8"], ("sft.batch_size=4", "sft.micro_batch_size=8")),
         (["sft.roles=[PeerReviewer]"], ("sft", "models.board.kind=rubric", "models.board.path")),
     ],

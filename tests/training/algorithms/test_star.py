@@ -132,18 +132,10 @@ def test_hinted_answers_must_quote_what_was_read_and_be_by_the_live_weights(tmp_
     assert {one["evidence"][0] for one in texts(selection)} == {READ}
 
 
-def test_the_order_in_which_rollouts_ended_does_not_matter(tmp_path):
-    found = [drawn(Hinted(tmp_path / str(order), order=order)).examples for order in range(3)]
-    assert [one.rows for one in found[0]] == [one.rows for one in found[1]] == [one.rows for one in found[2]]
-
-
-def test_too_few_right_answers_are_an_error_that_says_what_to_do(tmp_path):
-    with refused(RunError, "star", "3 of 6 prompts", "star.min_examples is 500", "lower it"):
-        drawn(Hinted(tmp_path), min_examples=500)
-
-
-def test_without_any_prompt_there_is_nothing_to_learn(tmp_path):
+def test_too_few_right_answers_or_none_are_an_error_that_says_what_to_do(tmp_path):
     bench = Hinted(tmp_path)
+    with refused(RunError, "star", "3 of 6 prompts", "star.min_examples is 500", "lower it"):
+        drawn(bench, min_examples=500)
     bench.earlier = []
     with refused(RunError, "star", "0 of 0 prompts"):
         drawn(bench)

@@ -1,5 +1,6 @@
 """While a phase computes an update, vLLM servers may sleep: they are sent to sleep first and always woken after it."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -9,43 +10,35 @@ from training.bench.lab_bench import LabBench
 
 
 class Servers:
-    """Writes down what it is told; `refuses` goes to sleep only in part."""
+    """Writes down what it is told, and fails at `fails`, as servers do of which only some go to sleep."""
 
-    def __init__(self, refuses=False):
-        self.told, self.refuses = [], refuses
+    def __init__(self, fails):
+        self.told, self.fails = [], fails
+
+    def tell(self, what):
+        self.told.append(what)
+        if what == self.fails:
+            raise ModelError(f"server 2: no {what}")
 
     def sleep(self):
-        self.told.append("sleep")
-        if self.refuses:
-            raise ModelError("server 2 does not sleep")
+        self.tell("sleep")
 
     def wake(self):
-        self.told.append("wake")
+        self.tell("wake")
 
 
-def bench(servers):
+@pytest.mark.parametrize(
+    ("fails", "told"),
+    [
+        (None, ["sleep", "update", "wake"]),
+        ("update", ["sleep", "update", "wake"]),
+        ("sleep", ["sleep", "wake"]),
+    ],
+)
+async def test_servers_sleep_during_an_update_and_are_woken_however_it_ends(fails, told):
+    servers = Servers(fails)
     lab = SimpleNamespace(servers=servers, config=None, dataset=None, run=None, view=None, metrics=None)
-    return LabBench(lab, "tried")
-
-
-async def test_servers_sleep_during_an_update_and_answer_after_it():
-    servers = Servers()
-    async with bench(servers).computing():
-        servers.told.append("update")
-    assert servers.told == ["sleep", "update", "wake"]
-
-
-async def test_servers_wake_up_when_the_update_fails():
-    servers = Servers()
-    with pytest.raises(ZeroDivisionError):
-        async with bench(servers).computing():
-            raise ZeroDivisionError
-    assert servers.told == ["sleep", "wake"]
-
-
-async def test_nothing_is_computed_when_a_server_does_not_sleep_and_the_others_are_woken():
-    servers = Servers(refuses=True)
-    with pytest.raises(ModelError, match="server 2 does not sleep"):
-        async with bench(servers).computing():
-            servers.told.append("update")
-    assert servers.told == ["sleep", "wake"]
+    with pytest.raises(ModelError, match=f"server 2: no {fails}") if fails else nullcontext():
+        async with LabBench(lab, "tried").computing():
+            servers.tell("update")
+    assert servers.told == told

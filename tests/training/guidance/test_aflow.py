@@ -9,19 +9,16 @@ from fake_bench import FakeBench
 from hypothesis import given
 from hypothesis import strategies as st
 from lab_kit import task
-from message_kit import refused
 from record_kit import answered
 
 from agents.policies.graph import load
 from agents.policies.society import of_versions
 from chimera.config.sections.graph import GraphConfig
-from chimera.core.errors import ConfigError
 from chimera.data.tasks import Dataset
 from chimera.run.directory import Run
 from training.configuration import load_config
 from training.guidance.aflow import Aflow, AflowSettings, frontier, neighbours
 from training.learning.base import PhasePlan
-from training.phases import make_phases
 
 TASKS = [task(f"t{number}") for number in range(120)]
 DATASET = Dataset(tuple(TASKS), (), (), "generated", "test")
@@ -71,8 +68,15 @@ def learn(run, settings=SETTINGS):
     return bench, asyncio.run(Aflow().learn(PLAN, settings, bench))
 
 
-def test_one_of_the_best_three_of_sixty_graphs_is_found_with_twenty_five(run):
-    bench, learned = learn(run)
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    """A run with a search, its bench, and what was learned."""
+    with Run.create("mine", load_config(None, [f"runs_dir={tmp_path_factory.mktemp('runs')}"])) as opened:
+        yield opened, *learn(opened)
+
+
+def test_one_of_the_best_three_of_sixty_graphs_is_found_with_twenty_five(searched):
+    run, bench, learned = searched
     assert len(GRAPHS) == 60
     best = sorted(GRAPHS, key=quality, reverse=True)[:3]
     assert load(run.path / learned.policy.folder) in best
@@ -81,8 +85,8 @@ def test_one_of_the_best_three_of_sixty_graphs_is_found_with_twenty_five(run):
     assert learned.policy.place == ("graph", "society")
 
 
-def test_a_search_that_is_done_again_plays_nothing_and_comes_to_the_same(run):
-    _, first = learn(run)
+def test_a_search_that_is_done_again_plays_nothing_and_comes_to_the_same(searched):
+    run, _, first = searched
     bench, second = learn(run)
     assert (bench.ran, second.policy, second.figures["pareto"]) == (0, first.policy, first.figures["pareto"])
 
@@ -125,9 +129,3 @@ def test_the_frontier_holds_what_no_other_beats(scores):
         assert any(other[0] >= score[0] and other[1] >= score[1] for other in chosen)
     assert not any(a != b and a[0] >= b[0] and a[1] >= b[1] for a in chosen for b in chosen)
     assert [-used for _, used in chosen] == sorted(-used for _, used in chosen)
-
-
-def test_it_trains_no_role():
-    config = load_config(None, ["pipeline.aflow.roles=[juniors]", "aflow.tasks=8"])
-    with refused(ConfigError, "pipeline.aflow.roles", "remove it"):
-        make_phases(["aflow"], config, DATASET)

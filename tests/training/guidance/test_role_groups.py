@@ -1,6 +1,9 @@
 """Who learns together, what counts as a failure, and what no role may be told."""
 
+from dataclasses import replace
+
 import pytest
+from lab_kit import task
 from record_kit import answered
 
 from agents.roles import ROLES
@@ -53,24 +56,17 @@ def test_an_answer_is_an_example_only_if_role_and_society_were_right():
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["As in t-17, agree.", "In adults with gout: does Zolpide LOWER the urate?", "does zolpide lower the urate level"],
+    ("text", "named"),
+    [
+        ("As in t-17, agree.", True),
+        ("In adults with gout: does Zolpide LOWER the urate?", True),
+        ("does zolpide lower the urate level", True),
+        ("Does the sentence say that the drug lowers the level?", False),
+    ],
 )
-def test_what_names_a_task_or_quotes_its_question_tells_too_much(text, tasks):
-    assert "t-17" in str(tells_too_much(text, tasks))
-
-
-def test_an_ordinary_sentence_names_no_task(tasks):
-    assert tells_too_much("Does the sentence say that the drug lowers the level?", tasks) is None
-
-
-@pytest.fixture
-def tasks():
-    from dataclasses import replace
-
-    from lab_kit import task
-
-    return [replace(task("t-17"), goal="In adults with gout, does Zolpide lower the urate level?")]
+def test_what_names_a_task_or_quotes_its_question_tells_too_much(text, named):
+    tasks = [replace(task("t-17"), goal="In adults with gout, does Zolpide lower the urate level?")]
+    assert ("t-17" in str(tells_too_much(text, tasks))) == named
 
 
 @pytest.mark.parametrize(

@@ -29,20 +29,15 @@ from message_kit import refused
 
 
 @given(rollouts())
-def test_every_senior_call_of_the_last_reported_attempt_comes_out_once_as_it_was_sampled(rollout):
-    found = ADAPTER.adapt_for_ppo(rollout.spans, SENIORS)
-    assert [asdict(replace(call, asked=None)) for call in found] == [
-        {"rollout_id": "ro-1", "weights_version": "v1", "asked": None, **vars(call)}
-        for call in rollout.calls
-        if call.role in SENIORS
-    ]
-    assert all(call.asked.response_id == call.response_id for call in found)
-
-
-@given(rollouts())
-def test_any_role_can_be_asked_for(rollout):
-    found = ADAPTER.adapt_for_ppo(rollout.spans, roles=JUNIORS)
-    assert [call.response_id for call in found] == [call.response_id for call in rollout.calls if call.role in JUNIORS]
+def test_every_call_of_any_roles_in_the_last_reported_attempt_comes_out_once_as_it_was_sampled(rollout):
+    for roles in (SENIORS, JUNIORS):
+        found = ADAPTER.adapt_for_ppo(rollout.spans, roles=roles)
+        assert [asdict(replace(call, asked=None)) for call in found] == [
+            {"rollout_id": "ro-1", "weights_version": "v1", "asked": None, **vars(call)}
+            for call in rollout.calls
+            if call.role in roles
+        ]
+        assert all(call.asked.response_id == call.response_id for call in found)
 
 
 def test_the_failed_answer_keeps_its_tokens_and_its_own_reward():
@@ -271,7 +266,7 @@ COUNT = [0]
 @pytest.mark.parametrize("method", ["adapt", "adapt_for_sft", "adapt_for_ppo"])
 def test_reads_grow_linearly_with_spans(method):
     per_span = []
-    for times in (4, 16, 64):
+    for times in (4, 32):
         spans = [CountedSpan(**dict(span)) for span in linear_plan(tuple(ROLES), times).spans]
         COUNT[0] = 0
         getattr(ADAPTER, method)(spans, *(() if method == "adapt" else (SENIORS,)))

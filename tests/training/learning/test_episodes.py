@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from record_kit import spans_of
 
 from agents.roles import ROLES
 from agents.schemas import Answer, ExperimentProtocol, FinalDecision, Hypothesis, PeerReview, Selection
@@ -16,7 +17,6 @@ from chimera.core.types import ResearchTask, Section
 from chimera.run.directory import Run
 from evaluation.records.rollouts import Outcome, RolloutInput, RolloutRecord
 from evaluation.rollout.crew import keep
-from evaluation.traces.spans import Position, exchange_span, operation_span, outcome_span
 from training.lab.records import Records
 
 PASSAGE = "The rate of falls was lower with the drug (p=0.01)."
@@ -34,13 +34,8 @@ TASK = ResearchTask("t1", "Does it?", (Section("RESULTS", PASSAGE),), "yes", "ge
 
 def made_rollout(rollout_id="ro-1"):
     """A rollout of three roles, each with one answer, and its spans; the refiner's goal holds a secret."""
-    spans, calls = [], []
-
-    def at():
-        return Position(rollout_id, "at-1", len(spans) + 1, 1.0, 2.0)
-
+    visits = []
     for number, (role, answer) in enumerate(ANSWERS.items()):
-        response_id = f"r-{role}"
         goal = f"Does it? {KEY}" if role == "HypothesisRefiner" else "Does it?"
         messages = [
             {"role": "system", "content": ROLES[role].prompt},
@@ -52,22 +47,13 @@ def made_rollout(rollout_id="ro-1"):
             "finish_reason": "stop",
             "token_ids": [number, 9],
         }
-        response = {"id": response_id, "choices": [choice], "prompt_token_ids": [1, 2], "weights_version": f"w-{role}"}
-        spans.append(exchange_span(at(), {"model": "m", "messages": messages}, response))
-        attributes = {"role": role, "model": "m", "visit": 1, "attempt": 1}
-        spans.append(operation_span(at(), role, attributes, [response_id]))
-        calls.append(
-            {
-                "kind": "ModelCall", **attributes, "step": 1, "response_id": response_id, "weights_version": "w",
-                "finish_reason": "stop", "prompt_tokens": 2, "completion_tokens": 2, "seconds": 0.1, "parsed": True,
-                "repair": False, "error": None,
-            }
-        )  # fmt: skip
+        response = {"id": f"r-{role}", "choices": [choice], "prompt_token_ids": [1, 2], "weights_version": f"w-{role}"}
+        visits.append((role, "m", [({"model": "m", "messages": messages}, response)]))
     selection = {"author": "Geneticist", "preferred": None, "policy": "p", "propensities": None, "sources": []}
     outputs = {"research_goal": "Does it?", "initial_hypotheses": [], "selection": selection}
-    outcome = Outcome(None, outputs, 0.5, {"alignment": 0.5}, {}, {}, {}, {}, {}, calls, 0.4)
-    spans.append(outcome_span(at(), outcome.dump()))
-    return RolloutRecord.of(RolloutInput.of(TASK, "gather", 0, 0), outcome, rollout_id, {}), spans
+    outcome = Outcome(None, outputs, 0.5, {"alignment": 0.5}, {}, {}, {}, {}, {}, [], 0.4)
+    record = RolloutRecord.of(RolloutInput.of(TASK, "gather", 0, 0), outcome, rollout_id, {})
+    return record, spans_of(rollout_id, visits)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from branch_kit import MISREAD, READ, REFINER, TASKS, Answers, answer, record
+from branch_kit import MISREAD, READ, REFINER, TASKS, Answers, answer, record, reworded
 from hypothesis import given
 from hypothesis import strategies as st
 from message_kit import refused
@@ -38,11 +38,6 @@ FINDING = {
 async def grown(bench, weights, how="direct", k=8):
     states = await collect_states(PLAN, 0, bench)
     return await grow(bench, Values(weights, how, bench), states, k, seed=0, version="nano@0")
-
-
-def reworded(call, text):
-    message = {**call.asked.choice, "message": {"role": "assistant", "content": text}}
-    return replace(call, asked=replace(call.asked, choice=message))
 
 
 async def test_a_state_is_a_role_s_first_visit_in_a_rollout_with_a_reward(tmp_path):
@@ -214,10 +209,6 @@ def test_answers_are_valued_directly_where_their_parts_follow_from_them(roles, w
     [
         (["ppo.reward={praise: 1.0}"], ("ppo.reward", "'praise'", "novelty")),
         (["ppo.reward={impact: 1.0}", "reward.impact=0"], ("ppo.reward.impact", "reward.impact=0", "leave it out")),
-        (
-            ["ppo.states=4", "ppo.reward={impact: 1.0}", "reward.impact=0"],
-            ("ppo.reward.impact", "reward.impact=0", "leave it out"),
-        ),
         (["ppo.reward={}", "ppo.value=direct"], ("ppo.value=direct", "ppo.reward", "set ppo.value=replay")),
         (["ppo.states=4", "ppo.tasks=100"], ("ppo.tasks=100", "24 training tasks")),
         (["ppo.states=4", "ppo.n=1"], ("ppo.n=1", "grpo", "set ppo.n")),

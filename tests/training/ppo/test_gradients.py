@@ -1,5 +1,6 @@
 """The gradient of one call, computed again, beside that of VeRL's engine, which had no other call in its batch."""
 
+from contextlib import closing
 from functools import partial
 
 import pytest
@@ -21,13 +22,10 @@ def test_the_gradient_of_the_only_call_is_the_updates(serving_model, tmp_path, t
     folder = serving_model(seed=3)
     settings = PpoSettings(adv_estimator="gae", critic_warmup=0, lr=1e-3)
     call = Call("ro-1", "HypothesisRefiner", 1, 1, 1, "r-1", PROMPT, RESPONSE, "v7", 0.0, True)
-    engine = PpoEngine(folder, settings, seed=0, total_steps=2, temperature=temperature)
-    try:
+    with closing(PpoEngine(folder, settings, seed=0, total_steps=2, temperature=temperature)) as engine:
         record = partial(record_update, tmp_path, "ppo", 1, settings)
         metrics = engine.update([Sample(PROMPT, RESPONSE, 1.0, "g", "t", call)], 1, record)
         engine.export(tmp_path / "after")
-    finally:
-        engine.close()
     (learned,) = read_tokens(tokens_file(tmp_path, "ppo", 1))
     gradients = CallGradients(temperature)
     before = gradients.of(folder, learned, PROMPT, RESPONSE)

@@ -17,13 +17,13 @@ from engine_kit import ppo_settings
 from fake_bench import FakeBench
 from message_kit import refused
 from ppo_kit import FLAWS, TASKS, Stop, digest, record, wait_for_engines
+from record_kit import spans_of
 
-from agents.visit.record import ModelCall, dump
 from chimera.core.errors import ConfigError, RunError
 from chimera.data.tasks import Dataset
 from chimera.run.directory import Run
 from chimera.run.policies import Policy
-from evaluation.traces.spans import Position, exchange_span, operation_span, outcome_span, write
+from evaluation.traces.spans import write
 from evaluation.traces.token_records import read_tokens, tokens_file, write_tokens
 from training.configuration import load_config
 from training.learning.base import PhasePlan
@@ -87,7 +87,7 @@ class MadeUpLab(FakeBench):
         versions = {"junior": "nano@0", "senior": "nano@0"}
         super().__init__(Run(folder, writable=True), dataset=DATASET, versions=versions, weights={"senior": model})
         self.settings = ppo_settings(**{"tasks_per_step": 2, "n": 3, "steps": 3, "lr": 0.05, **ppo})
-        self.flaw, self.model = flaw, model
+        self.flaw, self.model, self.stop_at = flaw, model, None
         self.on_live = lambda policy: None
 
     @property
@@ -99,6 +99,8 @@ class MadeUpLab(FakeBench):
         await super().publish(policy)
         assert (self.weights(policy.target) / "model.safetensors").is_file()
         self.on_live(policy)
+        if policy.version == self.stop_at:
+            raise Stop
 
     async def play(self, given, versions):
         assert self.settings.ahead or not self.is_computing
@@ -116,27 +118,17 @@ class MadeUpLab(FakeBench):
 def made_up_rollout(made, live, path, stale=()):
     """A trace of two senior calls; the reward is the share of small token ids in their answers."""
     draw = random.Random(f"{made.task_id}/{made.seed}/{live}")
-    spans, records, small = [], [], []
-
-    def at():
-        return Position(made.rollout_id, "at-1", len(spans) + 1, 1.0, 2.0)
-
+    visits, small = [], []
     for role in ROLES:
-        response_id = f"{made.rollout_id}-{role}"
         version = "other@1" if role in stale else live
         response = [draw.randrange(500) for _ in range(draw.randint(3, 6))]
         small += [token < 100 for token in response]
         scores = {"content": [{"logprob": -draw.uniform(6.0, 8.0)} for _ in response]}
         choice = {"message": {"role": "assistant", "content": "{}"}, "token_ids": response, "logprobs": scores}
         asked = {"model": "senior", "messages": [{"role": "user", "content": "{}"}]}
-        told = {"id": response_id, "choices": [choice], "prompt_token_ids": [1, 2, 3], "weights_version": version}
-        spans.append(exchange_span(at(), asked, told))
-        visit = {"role": role, "model": "senior", "visit": 1, "attempt": 1}
-        spans.append(operation_span(at(), role, visit, [response_id]))
-        call = ModelCall(role, "senior", 1, 1, response_id, version, "stop", 3, 3, 0.1, True, False)
-        records.append(dump(call))
-    spans.append(outcome_span(at(), {"error": None, "outputs": {}, "reward": 1.0, "calls": records}))
-    write(spans, path)
+        told = {"choices": [choice], "prompt_token_ids": [1, 2, 3], "weights_version": version}
+        visits.append((role, "senior", [(asked, {"id": f"{made.rollout_id}-{role}", **told})]))
+    write(spans_of(made.rollout_id, visits), path)
     return sum(small) / len(small)
 
 
@@ -203,12 +195,7 @@ def one_engine_at_a_time():
 def test_a_continued_run_ends_with_the_same_weights_bit_for_bit(straight, tmp_path, save_freq, stop_at):
     """Stopped just after weights went live, before their checkpoint: the worst moment."""
     stopped = MadeUpLab(tmp_path, straight.model, save_freq=save_freq)
-
-    def stop(policy):
-        if policy.version == stop_at:
-            raise Stop
-
-    stopped.on_live = stop
+    stopped.stop_at = stop_at
     with pytest.raises(Stop):
         asyncio.run(learn(stopped))
     wait_for_engines()
@@ -236,12 +223,11 @@ def test_a_bad_step_is_skipped_and_the_weights_stay(straight, tmp_path):
     """Step 1: all but two of its rollouts are useless, one way or another; step 2 and 3 are as they should be."""
 
     def flaw(one):
-        kinds = [*FLAWS.values(), *FLAWS.values(), {}, {}]
-        return kinds[[given.task.id + str(given.repeat) for given in first].index(one.task.id + str(one.repeat))] if (
-            one.repeat < 3
-        ) else {}  # fmt: skip
+        return flaws.get((one.task.id, one.repeat), {})
 
     first = ppo_steps.inputs_of(next(ppo_steps.draw(TASKS, 2, "0/ppo")), "ppo", 1, 3, 0)
+    bad = [*FLAWS.values(), *FLAWS.values()]
+    flaws = {(one.task.id, one.repeat): kind for one, kind in zip(first, bad, strict=False)}
     lab = MadeUpLab(tmp_path, straight.model, flaw)
     write_tokens([], tokens_file(tmp_path, "ppo", 1))
     result = asyncio.run(learn(lab))
@@ -272,10 +258,6 @@ def test_ahead_learns_from_weights_one_version_older_and_a_continued_run_makes_n
         flaw = {"stale": [ROLES[0]]}
         return MadeUpLab(tmp_path / name, straight.model, lambda one: dict(flaw) if one.repeat == 3 else {}, ahead=1)
 
-    def stop(policy):
-        if policy.version == "senior@ppo-2":
-            raise Stop
-
     alone = lab("alone")
     result = asyncio.run(learn(alone))
     for step, sampler in ((1, "nano@0"), (2, "nano@0"), (3, "senior@ppo-1")):
@@ -284,7 +266,7 @@ def test_ahead_learns_from_weights_one_version_older_and_a_continued_run_makes_n
         assert alone.logged[step - 1][2]["calls/older"] == (len(records) if step > 1 else 0)
     assert (result.figures["calls/stale"], result.figures["calls/older"]) == (2, 22)
     stopped = lab("stopped")
-    stopped.on_live = stop
+    stopped.stop_at = "senior@ppo-2"
     with pytest.raises(Stop):
         asyncio.run(learn(stopped))
     wait_for_engines()
@@ -295,20 +277,15 @@ def test_ahead_learns_from_weights_one_version_older_and_a_continued_run_makes_n
     assert digest(resumed.run.path / again.policy.folder) == digest(alone.run.path / result.policy.folder)
 
 
-def test_when_every_step_is_skipped_nothing_was_learned(straight, tmp_path):
-    lab = MadeUpLab(tmp_path, straight.model, lambda one: FLAWS["failed"], steps=2)
+@pytest.mark.parametrize(("reason", "flaw", "timeout_s"), [("failed", FLAWS["failed"], 300.0), ("late", "late", 0.01)])
+def test_when_every_step_is_skipped_nothing_was_learned(straight, tmp_path, reason, flaw, timeout_s):
+    """All rollouts failed, or came after the deadline."""
+    lab = MadeUpLab(tmp_path, straight.model, lambda one: flaw, steps=2, step_timeout_s=timeout_s)
     result = asyncio.run(learn(lab))
     assert result.policy is None
-    assert result.figures["skipped"] == 2
+    assert (result.figures["skipped"], result.figures[f"rollouts/{reason}"]) == (2, 12)
     assert lab.went_live == []
     assert "ppo: every step was skipped, so nothing was learned" in lab.view.lines
-
-
-def test_rollouts_after_the_deadline_are_left_and_counted(straight, tmp_path):
-    """The made-up lab gives them in an order of its own and stops at the first that is late."""
-    lab = MadeUpLab(tmp_path, straight.model, lambda one: "late", steps=1, step_timeout_s=0.01)
-    result = asyncio.run(learn(lab))
-    assert (result.figures["rollouts/late"], result.policy) == (6, None)
 
 
 async def test_a_stop_frees_the_engine_for_another(straight, tmp_path):

@@ -9,7 +9,7 @@ import threading
 from dataclasses import replace
 
 import pytest
-from branch_kit import REFINER, TASKS, Answers, answer
+from branch_kit import REFINER, TASKS, Answers, answer, reworded
 from message_kit import refused
 from ppo_kit import Stop, digest, wait_for_engines
 
@@ -37,11 +37,10 @@ class Tokens(Answers):
 
     def say(self, call, random_):
         tokens = tuple(random_.randrange(500) for _ in range(4))
-        said = answer("yes" if tokens[0] < 250 else "no")
+        said = reworded(call, answer("yes" if tokens[0] < 250 else "no"))
         scores = [{"logprob": -random_.uniform(6.0, 8.0)} for _ in tokens]
-        choice = {"message": {"role": "assistant", "content": said}, "logprobs": {"content": scores}}
-        asked = replace(call.asked, choice={**call.asked.choice, **choice})
-        return replace(call, response_ids=tokens, weights_version=self.versions["refiner"], asked=asked)
+        asked = replace(said.asked, choice={**said.asked.choice, "logprobs": {"content": scores}})
+        return replace(said, response_ids=tokens, weights_version=self.versions["refiner"], asked=asked)
 
     async def publish(self, policy):
         await super().publish(policy)
@@ -104,13 +103,7 @@ def test_a_continued_phase_asks_nothing_twice_and_ends_with_the_same_weights(str
 def test_a_step_without_a_group_that_differs_is_skipped(straight, tmp_path):
     bench = Tokens(tmp_path, straight.first, steps=1)
     usual = bench.say
-
-    def say(call, random_):
-        said = usual(call, random_)
-        choice = {**said.asked.choice, "message": {"role": "assistant", "content": answer()}}
-        return replace(said, asked=replace(said.asked, choice=choice))
-
-    bench.say = say
+    bench.say = lambda call, random_: reworded(usual(call, random_), answer())
     result = learned(bench)
     assert (result.policy, result.figures["skipped"]) == (None, 1)
     assert any("worth the same in each of 4 states" in line for line in bench.view.lines)

@@ -115,25 +115,26 @@ def test_figures_are_means_over_what_has_a_value():
     assert (figures["rollouts/good"], figures["rollouts/late"], figures["calls/A"]) == (3, 2, 2)
 
 
-def test_a_step_that_learned_says_how_many_optimiser_steps_it_made():
-    learned = {"actor/optimizer_steps": 4.0, "actor/ppo_kl": 0.0, "timing_s/step": 9.13, "policy": "refiner@ppo-2"}
-    line = "ppo: step 2/6, optimiser steps 4, seconds 9.1, refiner@ppo-2 is live"
-    assert step_line("ppo", 2, 6, learned) == line
-
-
-def test_a_step_says_what_its_answers_were_worth_and_how_many_prompts_were_informative():
-    branches = {"branches/value": 0.8731, "branches/states": 32, "branches/informative": 12, "policy": "refiner@ppo-2"}
-    line = "ppo: step 2/6, answers worth 0.873, 12 of 32 prompts informative, refiner@ppo-2 is live"
-    assert step_line("ppo", 2, 6, branches) == line
-    rollouts = {"reward/mean": 1.25, "group/count": 8.0, "group/zero_variance": 0.375, "policy": "senior@ppo-2"}
-    line = "ppo: step 2/6, reward 1.250, 5 of 8 prompts informative, senior@ppo-2 is live"
-    assert step_line("ppo", 2, 6, rollouts) == line
-
-
-def test_a_step_says_answers_right_and_validation_as_all_pages_do():
-    line = step_line("ppo", 1, 6, {"alignment/mean": 0.75, "val-core/reward/mean": 1.25, "policy": "refiner@ppo-1"})
-    assert line == "ppo: step 1/6, answers right 75%, validation reward 1.250, refiner@ppo-1 is live"
-
-
-def test_a_skipped_step_names_none():
-    assert step_line("ppo", 3, 6, {"policy": "refiner@ppo-2"}) == "ppo: step 3/6, refiner@ppo-2 is live"
+@pytest.mark.parametrize(
+    ("figures", "told"),
+    [
+        (
+            {"actor/optimizer_steps": 4.0, "actor/ppo_kl": 0.0, "timing_s/step": 9.13},
+            ["optimiser steps 4", "seconds 9.1"],
+        ),
+        (
+            {"branches/value": 0.8731, "branches/states": 32, "branches/informative": 12},
+            ["answers worth 0.873", "12 of 32 prompts informative"],
+        ),
+        (
+            {"reward/mean": 1.25, "group/count": 8.0, "group/zero_variance": 0.375},
+            ["reward 1.250", "5 of 8 prompts informative"],
+        ),
+        ({"alignment/mean": 0.75, "val-core/reward/mean": 1.25}, ["answers right 75%", "validation reward 1.250"]),
+        ({}, []),
+    ],
+    ids=["learned", "branches", "rollouts", "validation", "skipped"],
+)
+def test_a_step_tells_in_one_line_what_it_came_to(figures, told):
+    line = step_line("ppo", 2, 6, {**figures, "policy": "refiner@ppo-2"})
+    assert line == ", ".join(["ppo: step 2/6", *told, "refiner@ppo-2 is live"])

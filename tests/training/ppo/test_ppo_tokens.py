@@ -2,11 +2,13 @@
 
 import gzip
 import math
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
+from engine_kit import chosen, hugging_face, log_softmax
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +16,7 @@ from chimera.core.errors import RunError
 from evaluation.traces.token_loss import gradient_shares, is_clipped, loss, loss_shares, pull, ratio
 from evaluation.traces.token_records import Objective, TokenRecord, read_tokens, tokens_file, tokens_of, write_tokens
 from training.learning.experience import Call
+from training.ppo.credit import Credited
 from training.ppo.engine.update import PpoEngine
 from training.ppo.steps import samples_of
 from training.ppo.tokens import record_update, token_weights
@@ -36,45 +39,34 @@ def made_up(rollout_id="ro-1", tokens=2):
 
 
 def credited(number, response, reward):
-    from training.ppo.credit import Credited
-
     call = Call(f"ro-{number}", "HypothesisRefiner", 1, 1, 1, f"r-{number}", (1, 2, number), response, "v7", 0.0, True)
     return Credited(call, reward)
 
 
 def test_the_records_are_what_the_engine_used(serving_model, tmp_path, monkeypatch):
-    import torch
-    from transformers import AutoModelForCausalLM
-
     monkeypatch.setattr("training.ppo.engine.update.REREAD", 2)
     folder = serving_model(seed=3)
     calls = [credited(0, (5, 6, 7), 1.0), credited(1, (8,), 0.0), credited(2, (), 9.0), credited(3, (9, 4), 0.5)]
     samples = samples_of(calls, "t0") + samples_of([credited(4, (3,), 2.0)], "lonely")
     settings = PpoSettings(lr=1e-3)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    engine = PpoEngine(folder, settings, seed=0, total_steps=3)
-    try:
+    model = hugging_face(folder)
+    with closing(PpoEngine(folder, settings, seed=0, total_steps=3)) as engine:
         metrics = engine.update(samples, 1, partial(record_update, tmp_path, "ppo", 1, settings))
         engine.export(tmp_path / "after")
-    finally:
-        engine.close()
-    after = AutoModelForCausalLM.from_pretrained(tmp_path / "after", dtype=torch.float32, attn_implementation="eager")
+    after = hugging_face(tmp_path / "after")
     records = read_tokens(tokens_file(tmp_path, "ppo", 1))
     assert [record.response_id for record in records] == ["r-0", "r-1", "r-3"]  # no tokens, no peer: not learned from
     assert [(record.reward, record.policy) for record in records] == [(1.0, "v7"), (0.0, "v7"), (0.5, "v7")]
     rewards = np.array([1.0, 0.0, 0.5])
     for record, sample, reward in zip(records, samples, rewards, strict=False):
-        ids = torch.tensor([sample.prompt_ids + sample.response_ids])
-        logits = model(ids).logits[0, len(sample.prompt_ids) - 1 : -1]
-        expected = torch.log_softmax(logits, -1)[range(len(sample.response_ids)), sample.response_ids]
+        expected = chosen(log_softmax(model, sample), sample)
         assert record.old_log_probs == pytest.approx(expected.tolist(), abs=1e-5)
         advantage = (reward - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)
         assert record.advantages == pytest.approx([advantage] * len(sample.response_ids), abs=1e-5)
         assert record.mask == [1.0] * len(sample.response_ids)
         assert (record.new_log_probs is None) == (record.response_id == "r-3"), "two calls are read again"
         if record.new_log_probs is not None:
-            logits = after(ids).logits[0, len(sample.prompt_ids) - 1 : -1]
-            expected = torch.log_softmax(logits, -1)[range(len(sample.response_ids)), sample.response_ids]
+            expected = chosen(log_softmax(after, sample), sample)
             assert record.new_log_probs == pytest.approx(expected.tolist(), abs=1e-5)
             assert record.new_log_probs != pytest.approx(record.old_log_probs, abs=1e-4)
         assert record.objective.grad_norm == metrics["actor/grad_norm"]

@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from engine_kit import apart
 from fake_bench import ADAPTER, FakeBench
 from message_kit import refused
 from peft import PeftModel
-from record_kit import answered
+from record_kit import answered, spans_of
 
-from agents.visit.record import ModelCall, dump
 from chimera.config.roles import JUNIORS
 from chimera.config.sections.bundled import NANO
 from chimera.config.sections.models import ModelConfig, ServingConfig
@@ -28,7 +28,7 @@ from chimera.run.policies import Policy
 from chimera.serving.embedded.checkpoint import load_checkpoint, load_weights
 from chimera.serving.embedded.protocol import parse_request
 from chimera.serving.embedded.service import Service
-from evaluation.traces.spans import Position, exchange_span, operation_span, outcome_span, write
+from evaluation.traces.spans import write
 from recipes.nano.transcripts import careful, junior
 from training.algorithms.sft import Sft, choose
 from training.bench.lab_bench import LabBench
@@ -56,32 +56,16 @@ SETTINGS = {
 }
 
 
-def write_trace(path, rollout_id, talks):
-    """One trace as a run records it: the exchanges, a span for each visit, the outcome."""
-    spans, calls = [], []
-
-    def at():
-        return Position(rollout_id, "at", len(spans) + 1, len(spans) + 1.0, len(spans) + 1.5)
-
-    for role, talk in talks:
-        responses = []
-        for position, message in enumerate(talk.messages):
-            if message["role"] != "assistant":
-                continue
-            name = f"{rollout_id}-{role}-{position}"
-            responses.append(name)
-            tools = [{"type": "function", "function": {"name": tool}} for tool in talk.tools]
-            asked = {"model": "junior", "messages": list(talk.messages[:position]), "tools": tools}
+def calls_of(talk, name):
+    """The requests and responses that made up a conversation."""
+    tools = [{"type": "function", "function": {"name": tool}} for tool in talk.tools]
+    for position, message in enumerate(talk.messages):
+        if message["role"] == "assistant":
             choice = {"index": 0, "message": message, "finish_reason": "stop", "token_ids": [1]}
-            told = {"id": name, "choices": [choice], "weights_version": "nano@0"}
-            spans.append(exchange_span(at(), asked, told))
-            parsed = None if "tool_calls" in message else True
-            call = ModelCall(role, "junior", 1, len(responses), name, "v", "stop", 1, 1, 0.1, parsed, False)
-            calls.append(dump(call))
-        own = {"role": role, "model": "junior", "visit": 1, "attempt": 1}
-        spans.append(operation_span(at(), role, own, responses))
-    spans.append(outcome_span(at(), {"error": None, "outputs": {}, "reward": 1.0, "calls": calls}))
-    write(spans, path)
+            yield (
+                {"model": "junior", "messages": list(talk.messages[:position]), "tools": tools},
+                {"id": f"{name}-{position}", "choices": [choice], "weights_version": "nano@0"},
+            )
 
 
 def rollouts(run):
@@ -90,11 +74,12 @@ def rollouts(run):
     items = generate(ROLLOUTS + 1, seed=3)
     records = []
     for number, item in enumerate(items[:ROLLOUTS]):
-        talks = [(role, junior(item, items[ROLLOUTS], role, careful(item), rng)) for role in JUNIORS]
-        trace = f"traces/gather/ro-{number}.jsonl.gz"
-        write_trace(run.path / trace, f"ro-{number}", talks)
+        name, trace = f"ro-{number}", f"traces/gather/ro-{number}.jsonl.gz"
+        talks = {role: junior(item, items[ROLLOUTS], role, careful(item), rng) for role in JUNIORS}
+        visits = [(role, "junior", list(calls_of(talk, f"{name}-{role}"))) for role, talk in talks.items()]
+        write(spans_of(name, visits), run.path / trace)
         fields = {"reward": 2.0 if number % 2 else 1.0, "seed": 1, "label": item.task.label, "trace": trace}
-        records.append(answered(f"ro-{number}", item.task.id, item.task.label, **fields))
+        records.append(answered(name, item.task.id, item.task.label, **fields))
     return records
 
 
@@ -116,13 +101,13 @@ def spec_of(lab, folder):
 class FakeLab(FakeBench):
     """A lab whose rollouts are over."""
 
-    def __init__(self, folder, **settings):
+    def __init__(self, folder):
         config = Config.model_validate({"runs_dir": str(folder)})
         run = Run.create("tried", config)
         super().__init__(
             run, config=config, versions={"junior": "nano@0"}, weights={"junior": NANO}, earlier=rollouts(run)
         )
-        self.settings = SftSettings(**(SETTINGS | settings))
+        self.settings = SftSettings(**SETTINGS)
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +120,13 @@ def trained(tmp_path_factory):
 
 def examples(lab):
     return [json.loads(line) for line in (lab.run.path / "phases" / "sft" / tuning.EXAMPLES).open()]
+
+
+def trained_here(spec, progress=None):
+    """What the child reports of a training in this process."""
+    progress = progress or StringIO()
+    sft_child.train(spec, progress)
+    return [json.loads(line) for line in progress.getvalue().splitlines()]
 
 
 def model_of(folder):
@@ -230,13 +222,12 @@ def test_every_step_is_shown_and_logged(trained):
     assert result.figures["credited"] == result.figures["of_good_rollouts"] == EXAMPLES
 
 
-def test_an_only_step_changes_the_weights_although_the_rate_rises_from_0(tmp_path):
-    lab = FakeLab(tmp_path, epochs=1.0, warmup_ratio=0.5, batch_size=EXAMPLES)
-    result = asyncio.run(learn(lab))
-    assert result.figures["steps"] == 1
-    after, _ = loss_of(model_of(lab.run.path / result.policy.folder), examples(lab))
+def test_an_only_step_changes_the_weights_although_the_rate_rises_from_0(trained, tmp_path):
+    lab, _ = trained
+    reports = trained_here(replace(spec_of(lab, tmp_path / "one"), epochs=1.0, warmup_ratio=0.5))
+    assert reports[-1]["steps"] == 1
+    after, _ = loss_of(model_of(tmp_path / "one"), examples(lab))
     before, _ = loss_of(model_of(NANO), examples(lab))
-    lab.run.close()
     assert after < before
 
 
@@ -337,10 +328,8 @@ def test_what_was_killed_goes_on_from_its_checkpoint_to_the_same_weights_to_the_
             return super().write(text)
 
     def train(name):
-        job = replace(spec, out=str(tmp_path / name))
-        sft_child.train(job, progress := Progress())
-        end = json.loads(progress.getvalue().splitlines()[-1])
-        steps = [report["step"] for report in map(json.loads, progress.getvalue().splitlines()) if "step" in report]
+        *reports, end = trained_here(replace(spec, out=str(tmp_path / name)), Progress())
+        steps = [report["step"] for report in reports if "step" in report]
         return load_weights(tmp_path / name, load_checkpoint("nano").shape), end, steps
 
     lab, _ = trained
@@ -359,11 +348,9 @@ def test_what_was_killed_goes_on_from_its_checkpoint_to_the_same_weights_to_the_
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([tuning.EXAMPLES, "model", "whole"])
 
 
-async def test_lora_adapters_are_merged_into_the_weights(trained, tmp_path):
+def test_lora_adapters_are_merged_into_the_weights(trained, tmp_path):
     lab, _ = trained
-    spec = replace(spec_of(lab, tmp_path / "merged"), lora_rank=4, lora_alpha=8, lr=1e-2)
-    async with TuningProcess(tmp_path / "sft.log", "never") as process:
-        reports = [report async for report in process.train(spec)]
+    reports = trained_here(replace(spec_of(lab, tmp_path / "merged"), lora_rank=4, lora_alpha=8, lr=1e-2))
     assert [report["event"] for report in reports] == ["begin", "step", "step", "end"]
     shape = load_checkpoint("nano").shape
     base, merged = load_weights(NANO, shape), load_weights(tmp_path / "merged", shape)
@@ -392,5 +379,4 @@ async def test_two_ranks_learn_what_one_learns(trained, tmp_path):
     for figure in ("loss", "lr", "grad_norm", "steps", "total"):  # TRL takes the others' mean over forward passes.
         told = [[report.get(figure, 0) for report in reports] for reports in (found, expected)]
         assert told[0] == pytest.approx(told[1], rel=1e-4), figure
-    one, two = (load_weights(tmp_path / name, load_checkpoint("nano").shape) for name in ("one", "two"))
-    assert max(float((two[name] - weight).abs().max()) for name, weight in one.items()) < 1e-5
+    assert apart(*(load_weights(tmp_path / name, load_checkpoint("nano").shape) for name in ("two", "one"))) < 1e-5

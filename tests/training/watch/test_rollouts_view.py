@@ -5,6 +5,7 @@ import io
 import re
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from record_kit import answered
@@ -38,13 +39,8 @@ def test_lines_tell_the_time_left_once_every_worker_could_have_ended_a_rollout(r
             now[0] += 5.0
             view.add(record)
     lines = [line for line in output.getvalue().splitlines() if line.startswith("gather: ") and "/10" in line]
-    assert [line.rpartition(", ")[2] for line in lines] == [
-        "failed 0",
-        "failed 0",
-        "35 s left",
-        "30 s left",
-        "25 s left",
-    ]
+    left = [f"{seconds} s left" for seconds in (35, 30, 25)]
+    assert [line.rpartition(", ")[2] for line in lines] == ["failed 0", "failed 0", *left]
 
 
 def test_an_activity_tells_the_time_left_once_enough_steps_have_ended_also_where_they_are_uneven():
@@ -82,14 +78,13 @@ def test_what_happens_is_said_in_a_pipe_whenever_nothing_else_was(monkeypatch):
         assert said.wait(600)
 
 
-def test_an_open_live_view_says_what_happens_where_nothing_is_counted(monkeypatch):
-    monkeypatch.setattr(Live, "update", functools.partialmethod(Live.update, refresh=True))
-    output = io.StringIO()
-    with make_view(Console(file=output, width=80, force_terminal=True, legacy_windows=False), 1) as view:
+def test_an_open_live_view_says_what_happens_where_nothing_is_counted(terminal):
+    view, drawn = terminal
+    with view:
         with view.doing("starting model servers"):
             pass
         view.plan(["gather"])
-    assert "starting model servers, 0 s" in output.getvalue()
+    assert "starting model servers, 0 s" in drawn()
 
 
 def test_the_gate_s_last_decision_the_last_rollout_and_the_trend_stay_in_sight(terminal, record):
@@ -112,17 +107,15 @@ def test_a_trend_line_has_at_most_its_width_and_goes_where_the_values_go():
     assert sparkline([3.0, 1.0]) == BARS[-1] + BARS[0]
 
 
-class Clock:
-    def __init__(self):
-        self.now = 0.0
+@pytest.fixture
+def timed():
+    """A clock, whose time is `now`, and a forecast by it."""
+    clock = SimpleNamespace(now=0.0)
+    return clock, TimeForecast(lambda: clock.now)
 
-    def __call__(self):
-        return self.now
 
-
-def test_the_time_left_of_the_run_counts_parts_that_are_to_come_at_the_speed_measured():
-    clock = Clock()
-    forecast = TimeForecast(clock)
+def test_the_time_left_of_the_run_counts_parts_that_are_to_come_at_the_speed_measured(timed):
+    clock, forecast = timed
     forecast.plan({"gather": 100.0, "gate-base": 50.0, "sft": 150.0})
     assert forecast.begin("gather")
     forecast.measure("gather")
@@ -141,9 +134,8 @@ def test_the_time_left_of_the_run_counts_parts_that_are_to_come_at_the_speed_mea
     assert forecast.left() == pytest.approx(2.5 + 75.0)
 
 
-def test_a_part_that_is_read_from_disk_tells_nothing_about_the_time_left():
-    clock = Clock()
-    forecast = TimeForecast(clock)
+def test_a_part_that_is_read_from_disk_tells_nothing_about_the_time_left(timed):
+    clock, forecast = timed
     forecast.plan({"gate-base": 50.0, "sft": 100.0})
     forecast.begin("gate-base")
     clock.now = 0.2
@@ -151,9 +143,8 @@ def test_a_part_that_is_read_from_disk_tells_nothing_about_the_time_left():
     assert forecast.left() is None
 
 
-def test_a_step_s_update_counts_for_the_time_left():
-    clock = Clock()
-    forecast = TimeForecast(clock)
+def test_a_step_s_update_counts_for_the_time_left(timed):
+    clock, forecast = timed
     forecast.plan({"ppo": 100.0})
     forecast.begin("ppo")
     assert not forecast.begin("ppo")
@@ -173,11 +164,8 @@ def test_every_part_of_the_default_run_has_an_expected_cost():
     config = load_config()
     phases = make_phases(choose_names(None, config), config, load(config.data))
     costs = expected_costs(phases, config)
-    assert list(costs) == [
-        "gather",
-        "gate-base",
-        *(name for phase in ("sft", "ppo", "design", "bandit") for name in (phase, f"gate-{phase}")),
-    ]
+    judged = [name for phase in ("sft", "ppo", "design", "bandit") for name in (phase, f"gate-{phase}")]
+    assert list(costs) == ["gather", "gate-base", *judged]
     assert min(costs.values()) > 0
     longer = load_config(overrides=["ppo.steps=12"])
     more = expected_costs(make_phases(choose_names(None, longer), longer, load(longer.data)), longer)

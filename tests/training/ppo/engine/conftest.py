@@ -3,9 +3,8 @@
 import gc
 
 import pytest
-from engine_kit import ppo_settings
+from engine_kit import one_at_a_time
 
-from training.ppo.engine.update import PpoEngine
 from training.ppo.verl.runtime import load_verl
 
 
@@ -21,18 +20,5 @@ def quick_collections():
 
 @pytest.fixture
 def engine(serving_model):
-    """Opens one engine at a time; the last one is closed at the end."""
-    opened: list[PpoEngine] = []
-
-    def open_(config=None, *, folder=None, seed=0, total_steps=20, temperature=1.0, phase="ppo", **options):
-        if opened:
-            opened.pop().close()
-        config = config or ppo_settings(**{"lr": 1e-3, "ppo_mini_batch_size": 8, "entropy_coeff": 0.01} | options)
-        folder = folder or serving_model(seed=3)
-        of_phase = {"seed": seed, "total_steps": total_steps, "temperature": temperature, "phase": phase}
-        opened.append(PpoEngine(folder, config, **of_phase))
-        return opened[0]
-
-    yield open_
-    for one in opened:
-        one.close()
+    with one_at_a_time(serving_model) as open_:
+        yield open_

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from engine_kit import chosen, exported, hugging_face, log_softmax, ppo_settings, some_samples
+from engine_kit import chosen, exported, hugging_face, log_softmax, ppo_settings, some_samples, untimed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -129,6 +129,8 @@ def test_metrics_have_verls_names_and_are_true(engine, serving_model, temperatur
     expected = {
         "actor/entropy": entropy,
         "actor/lr": 1e-3,
+        "actor/optimizer_steps": 1.0,
+        "actor/pg_clipfrac": 0.0,
         "actor/ppo_kl": 0.0,
         "critic/score/mean": np.mean(rewards),
         "critic/score/max": max(rewards),
@@ -143,7 +145,7 @@ def test_metrics_have_verls_names_and_are_true(engine, serving_model, temperatur
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-5, abs=1e-5)
     stages = ("old_log_prob", "adv", "update_actor", "step")
     assert all(metrics[f"timing_s/{stage}"] > 0 for stage in stages)
-    assert {"actor/pg_loss", "actor/pg_clipfrac", "actor/grad_norm", "critic/advantages/min"} < metrics.keys()
+    assert {"actor/pg_loss", "actor/grad_norm", "critic/advantages/min"} < metrics.keys()
     assert all(isinstance(value, float) for value in metrics.values())
 
 
@@ -182,13 +184,6 @@ def test_with_the_default_settings_ratio_clip_and_kl_act(engine):
     assert metrics["actor/pg_clipfrac"] > 0.01
 
 
-def test_a_batch_that_is_learned_from_once_is_on_policy(engine):
-    metrics = engine(ppo_mini_batch_size=100, ppo_epochs=1).update(some_samples(0), 0)
-    assert metrics["actor/optimizer_steps"] == 1
-    assert metrics["actor/pg_clipfrac"] == 0
-    assert metrics["actor/ppo_kl"] == pytest.approx(0, abs=1e-6)
-
-
 def test_broken_weights_are_not_trained_on(engine, serving_model, tmp_path):
     from safetensors.torch import load_file, save_file
 
@@ -217,9 +212,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(engine, tm
     assert all(torch.equal(value, before[name]) for name, value in exported(one, tmp_path / "after").items())
 
 
-def test_samples_without_peers_or_tokens_are_errors(engine):
-    with pytest.raises(RunError, match="none with a peer"):
-        engine().update(some_samples(0, peers=1), 0)
+def test_samples_without_tokens_or_a_reward_are_errors():
     with pytest.raises(ValueError, match="no response tokens"):
         Sample((1,), (), 1.0, "g", "t")
     with pytest.raises(ValueError, match="reward nan"):
@@ -253,8 +246,7 @@ def branches(seed, prompts, peers, length=12):
     return samples
 
 
-@pytest.mark.parametrize("budget", [90, 300, 10_000])
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize(("budget", "temperature"), [(90, 0.7), (300, 0.7), (10_000, 0.7), (300, 1.0)])
 def test_answers_to_one_prompt_learn_as_if_each_were_computed_alone(
     engine, serving_model, tmp_path, monkeypatch, budget, temperature
 ):
@@ -279,9 +271,7 @@ def test_answers_to_one_prompt_learn_as_if_each_were_computed_alone(
         results.append((figures, exported(one, tmp_path / f"{shared}")))
     (with_tree, weights), (alone, others) = results
     assert computed[0] < (0.7 if budget > 90 else 1.0) * computed[1]
-    for name, value in alone[1].items():
-        if "timing" not in name and "perf/" not in name and "memory" not in name:
-            assert with_tree[1][name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+    assert untimed(with_tree[1]) == pytest.approx(untimed(alone[1]), rel=1e-3, abs=1e-5)
     assert all(np.allclose(weights[name], others[name], atol=2e-5) for name in others)
 
 
@@ -308,9 +298,7 @@ def test_logits_in_chunks_teach_the_same(engine, serving_model, tmp_path, monkey
             assert sizes == []
     assert max(sizes) == 10
     (whole, weights), (chunked, others) = results
-    for name, value in whole[1].items():
-        if "timing" not in name and "perf/" not in name and "memory" not in name:
-            assert chunked[1][name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+    assert untimed(chunked[1]) == pytest.approx(untimed(whole[1]), rel=1e-3, abs=1e-5)
     assert all(np.allclose(weights[name], others[name], atol=2e-5) for name in others)
 
 

@@ -1,9 +1,8 @@
 """Fixtures of the tests of several ranks: starting them takes many seconds, so that tests share them."""
 
 import pytest
-from engine_kit import ppo_settings
+from engine_kit import one_at_a_time, small_steps
 
-from training.ppo.engine.update import PpoEngine
 from training.ppo.ranks.here import LocalRanks
 from training.ppo.ranks.ranks import RanksEngine
 
@@ -47,28 +46,14 @@ def ranks(tmp_path_factory):
 def two(ranks, serving_model):
     """Opens an engine of two ranks, or of those that `start` gives."""
 
-    def open_(*, seed=0, start=ranks, **options):
-        settings = ppo(ranks=2, **options)
-        return RanksEngine(serving_model(seed=3), settings, start, seed=seed, total_steps=20, device="cpu")
+    def open_(*, start=ranks, **options):
+        settings = small_steps(ranks=2, **options)
+        return RanksEngine(serving_model(seed=3), settings, start, seed=0, total_steps=20, device="cpu")
 
     return open_
 
 
 @pytest.fixture
 def one(serving_model):
-    """Opens an engine of one rank, which is this process; the last one is closed at the end."""
-    opened = []
-
-    def open_(*, seed=0, **options):
-        if opened:
-            opened.pop().close()
-        opened.append(PpoEngine(serving_model(seed=3), ppo(**options), seed=seed, total_steps=20, device="cpu"))
-        return opened[0]
-
-    yield open_
-    for engine in opened:
-        engine.close()
-
-
-def ppo(**options):
-    return ppo_settings(**{"lr": 1e-3, "ppo_mini_batch_size": 8, "entropy_coeff": 0.01} | options)
+    with one_at_a_time(serving_model, "cpu") as open_:
+        yield open_

@@ -9,7 +9,7 @@ from functools import partial
 
 import psutil
 import pytest
-from engine_kit import exported, some_samples
+from engine_kit import apart, exported, some_samples
 from lab_kit import AllAtOnce, collect, config_for, open_lab, task
 from message_kit import refused
 from ray_kit import HEAD, SECOND, LoopbackCluster
@@ -67,12 +67,7 @@ async def held_out(lab, one):
 
 def plainly(record):
     """What was answered, said and rewarded; not when, and under which id."""
-    apart = {"rollout_id", "trace", "seconds"}
-    return {key: value for key, value in asdict(record).items() if key not in apart}
-
-
-def apart(found, expected):
-    return max(float((found[name] - value).abs().max()) for name, value in expected.items())
+    return {key: value for key, value in asdict(record).items() if key not in ("rollout_id", "trace", "seconds")}
 
 
 def test_ranks_on_two_nodes_learn_what_one_learns_and_a_node_that_dies_is_named(cluster, one, two, tmp_path):

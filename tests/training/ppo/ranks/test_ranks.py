@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import psutil
 import pytest
-from engine_kit import exported, some_samples
+from engine_kit import apart, exported, some_samples, untimed
 
 from chimera.core.errors import RunError
 from training.ppo.engine.batch import Sample
@@ -76,16 +76,14 @@ def test_two_ranks_learn_what_one_learns(one, two, tmp_path, options):
     engine = two(**options)
     others, witnessed, found = learned(engine, tmp_path / "two", batches)
     for own, other in zip(metrics, others, strict=True):
-        kept = {name: value for name, value in own.items() if not name.startswith(("perf/", "timing_s/"))}
-        assert {name: other[name] for name in kept} == pytest.approx(kept, rel=1e-4, abs=1e-5)
+        assert untimed(other) == pytest.approx(untimed(own), rel=1e-4, abs=1e-5)
         assert own.keys() == other.keys()
     for (samples, columns), (theirs, values) in zip(seen, witnessed, strict=True):
         assert samples == theirs
         assert columns.keys() == values.keys()
         for name in columns:
             assert values[name].numpy() == pytest.approx(columns[name].numpy(), rel=1e-4, abs=2e-5), name
-    apart = {name: float((weights[name] - found[name]).abs().max()) for name in weights}
-    assert max(apart.values()) < 1e-5, apart
+    assert apart(found, weights) < 1e-5
 
 
 def test_micro_batches_and_ranks_without_rows_change_nothing(one, two, tmp_path):
@@ -94,7 +92,7 @@ def test_micro_batches_and_ranks_without_rows_change_nothing(one, two, tmp_path)
     batches = [peers(1), [Sample((5, 6, 7), (8, 9, 10), 1.0, "g", "t")]]
     _, _, weights = learned(one(**options), tmp_path / "one", batches)
     _, _, found = learned(two(**options), tmp_path / "two", batches)
-    assert max(float((weights[name] - found[name]).abs().max()) for name in weights) < 1e-5
+    assert apart(found, weights) < 1e-5
 
 
 def test_what_cannot_be_learned_is_said_as_by_one_rank_and_the_ranks_go_on(two):
@@ -124,8 +122,7 @@ def test_a_checkpoint_fits_any_number_of_ranks(one, two, tmp_path):
     again.load(checkpoint)
     assert again.updates == 2
     metrics, weights = again.update(some_samples(2), 2), exported(again, tmp_path / "again")
-    same = [name for name in expected[0] if not name.startswith(("perf/", "timing_s/"))]
-    assert {name: metrics[name] for name in same} == {name: expected[0][name] for name in same}
+    assert untimed(metrics) == untimed(expected[0])
     assert all(torch.equal(weights[name], value) for name, value in expected[1].items())
     alone.load(checkpoint)
     three = two(**options, start=lambda: LocalRanks(3, tmp_path, "three"))
@@ -133,8 +130,7 @@ def test_a_checkpoint_fits_any_number_of_ranks(one, two, tmp_path):
     for engine, name in ((alone, "one"), (three, "three")):
         assert engine.update(some_samples(2), 2)["actor/lr"] == expected[0]["actor/lr"]
         assert engine.updates == 3
-        found = exported(engine, tmp_path / name)
-        assert max(float((found[key] - value).abs().max()) for key, value in expected[1].items()) < 1e-5
+        assert apart(exported(engine, tmp_path / name), expected[1]) < 1e-5
     three.close()
 
 

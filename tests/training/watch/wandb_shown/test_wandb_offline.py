@@ -3,16 +3,14 @@
 import base64
 import hashlib
 import json
-import os
 import re
-import subprocess
-import sys
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from mirror_kit import KEY, POLICY, assert_rows, config_for, mirrored, offline_files, read_offline, wait_for
+from click.testing import CliRunner
+from mirror_kit import POLICY, assert_rows, config_for, mirrored, offline_files, read_offline, wait_for, wandb_sync
 
 from chimera.run.directory import Run
 from training.watch.wandb.mirror import run_id
@@ -114,15 +112,14 @@ def test_the_run_has_its_configuration_and_an_id_of_its_own(offline):
 
 
 def test_the_user_is_told_how_to_watch_and_how_to_send(offline):
+    from wandb.cli.cli import cli
+
     watch, send = offline.notes
     folder = Path(re.search(r"wandb leet (\S+)$", watch).group(1))
     assert (folder / "latest-run").resolve().is_dir()
     unsent = Path(re.search(r"wandb sync (\S+)$", send).group(1))
     assert list(unsent.glob("offline-run-*/run-*.wandb")) == offline_files(offline.run)
-    help_text = subprocess.run(
-        [sys.executable, "-m", "wandb", "leet", "--help"], capture_output=True, text=True, check=True
-    ).stdout
-    assert "wandb leet ./wandb" in help_text
+    assert "wandb leet ./wandb" in CliRunner().invoke(cli, ["leet", "--help"]).output
 
 
 def test_the_file_can_be_watched_before_it_is_full(tmp_path):
@@ -153,7 +150,7 @@ def test_a_second_start_writes_only_new_rows_so_that_wandb_gets_each_once(sent_b
     with Run.create("again", config) as run:
         mirrored(run, config, {}, [], first)
     if sent_between:
-        send(run)
+        wandb_sync(run)
         assert sorted(server.rows) == sorted(read_offline(*offline_files(run)).history)
     with Run.create("again", config, resume=True) as run:
         mirrored(run, config, {}, [], second)
@@ -162,7 +159,7 @@ def test_a_second_start_writes_only_new_rows_so_that_wandb_gets_each_once(sent_b
     conversations, validation = after.history.values()
     assert conversations["sft/step"] == 30, "the phase's last step, which only the first start has written"
     assert validation["1 overview/stage"] == 2
-    send(run)
+    wandb_sync(run)
     assert server.refused == 0
     assert sorted(server.rows) == sorted([*before.history, *after.history])
 
@@ -178,11 +175,3 @@ def test_what_a_killed_start_left_torn_is_written_again(tmp_path):
     _, again = offline_files(run)
     again = read_offline(again).history
     assert {row: values.get("gather/reward") for row, values in again.items()} == {0: 0.5, 1: None}
-
-
-def send(run):
-    """What the user is told to type."""
-    command = [sys.executable, "-m", "wandb", "sync", str(run.path / "wandb")]
-    environment = {**os.environ, "WANDB_API_KEY": KEY, "WANDB_SILENT": "false"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=run.path)
-    assert done.returncode == 0, done.stderr

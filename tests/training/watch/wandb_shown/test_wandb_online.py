@@ -21,6 +21,7 @@ from mirror_kit import (
     read_offline,
     wait_for,
     wandb_processes,
+    wandb_sync,
 )
 
 from chimera.run.directory import Run
@@ -29,45 +30,54 @@ from training.watch.wandb.mirror import run_id, wandb_mirror
 
 pytestmark = pytest.mark.whole
 
+WITH_KEY = {"WANDB_API_KEY": KEY}
 
-def test_online_rows_arrive_once_each_also_those_of_a_time_without_wandb(server, tmp_path):
-    config = config_for(tmp_path)
-    secrets = {"WANDB_API_KEY": KEY}
-    notes: list[str] = []
 
+class Show:
+    """Shows a run in W&B while `log` writes it; `notes` are what all of its starts told."""
+
+    def __init__(self, folder):
+        self.config, self.notes = config_for(folder), []
+
+    def __call__(self, log, secrets=WITH_KEY, *, resume=False):
+        with Run.create("shown", self.config, resume=resume) as run:
+            mirrored(run, self.config, secrets, self.notes, log)
+        return run
+
+    def log_until_told_twice(self, run, metrics):
+        log_a_run(run, metrics)
+        wait_for(lambda: len(self.notes) > 1)
+
+
+@pytest.fixture
+def show(tmp_path):
+    return Show(tmp_path)
+
+
+def test_online_rows_arrive_once_each_also_those_of_a_time_without_wandb(server, show):
     def steps(first, last):
         return lambda run, metrics: [metrics.log("sft", step, {"loss": step / 8}) for step in range(first, last)]
 
-    with Run.create("shown", config) as run:
-        mirrored(run, config, secrets, notes, steps(0, 3))
-        assert sorted(server.rows) == [0, 1, 2]
-    with Run.create("shown", config, resume=True) as run:
+    show(steps(0, 3))
+    assert sorted(server.rows) == [0, 1, 2]
+    with Run.create("shown", show.config, resume=True) as run:
         steps(3, 5)(run, Metrics(run))
-    with Run.create("shown", config, resume=True) as run:
-        mirrored(run, config, secrets, notes, steps(5, 7))
+    run = show(steps(5, 7), resume=True)
     assert server.refused == 0
     assert {step: row["sft/loss"] for step, row in server.rows.items()} == {step: step / 8 for step in range(7)}
-    assert notes == [f"W&B: {server.url}/me/chimera/runs/{run_id(run)}"] * 2
+    assert show.notes == [f"W&B: {server.url}/me/chimera/runs/{run_id(run)}"] * 2
     assert server.keys - {""} == {KEY}
     files = [path for path in run.path.rglob("*") if path.is_file()]
     assert [path for path in files if KEY.encode() in path.read_bytes()] == []
 
 
 @pytest.mark.parametrize("trouble", ["closed", "down", "refusing", "silent"])
-def test_without_a_server_that_answers_the_run_is_written_offline(trouble, server, tmp_path, monkeypatch):
+def test_without_a_server_that_answers_the_run_is_written_offline(trouble, server, show, monkeypatch):
     monkeypatch.setenv("WANDB_INIT_TIMEOUT", "1")
     server.trouble = trouble
     if trouble == "closed":
         server.close()
-    notes: list[str] = []
-    config = config_for(tmp_path)
-
-    def log(run, metrics):
-        log_a_run(run, metrics)
-        wait_for(lambda: len(notes) > 1)
-
-    with Run.create("shown", config) as run:
-        mirrored(run, config, {"WANDB_API_KEY": KEY}, notes, log)
+    run, notes = show(show.log_until_told_twice), show.notes
     assert notes[0].startswith("W&B cannot be used online: CommError")
     assert notes[1].startswith("W&B is offline: watch live with: wandb leet")
     assert len(notes) == 3
@@ -85,10 +95,8 @@ def test_online_without_a_key_is_written_offline(tmp_path, monkeypatch):
     assert notes[1].startswith("W&B is offline")
 
 
-def test_an_interrupted_run_does_not_wait_for_a_silent_server(server, tmp_path):
+def test_an_interrupted_run_does_not_wait_for_a_silent_server(server, show, tmp_path):
     server.trouble = "silent"
-    notes: list[str] = []
-    config = config_for(tmp_path)
 
     def log(run, metrics):
         assert server.asked.wait(WAIT_SECONDS)
@@ -96,73 +104,54 @@ def test_an_interrupted_run_does_not_wait_for_a_silent_server(server, tmp_path):
         raise KeyboardInterrupt
 
     processes: list[psutil.Process] = []
-    with Run.create("shown", config) as run, pytest.raises(KeyboardInterrupt):
-        mirrored(run, config, {"WANDB_API_KEY": KEY}, notes, log)
+    with pytest.raises(KeyboardInterrupt):
+        show(log)
     assert processes
     assert psutil.wait_procs(processes, timeout=WAIT_SECONDS)[1] == []
-    (note,) = notes
+    (note,) = show.notes
     assert note.startswith("W&B was not done in time")
-    assert all(part in note for part in (str(run.path / "metrics.jsonl"), "--resume", str(run.path / "wandb")))
+    folder = tmp_path / "shown"
+    assert all(part in note for part in (str(folder / "metrics.jsonl"), "--resume", str(folder / "wandb")))
 
 
-def test_without_wandb_a_run_says_so_and_goes_on(tmp_path, monkeypatch):
+def test_without_wandb_a_run_says_so_and_goes_on(show, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    notes: list[str] = []
-    config = config_for(tmp_path)
-    with Run.create("shown", config) as run:
-        mirrored(run, config, {"WANDB_API_KEY": KEY}, notes, lambda run, metrics: log_and_wait(run, metrics, notes, 2))
-    assert [note.partition(":")[0] for note in notes] == ["W&B cannot be used online", "W&B cannot be used offline"]
+    run = show(show.log_until_told_twice)
+    modes = [note.partition(":")[0] for note in show.notes]
+    assert modes == ["W&B cannot be used online", "W&B cannot be used offline"]
     assert len(list(run.metrics())) == len(EXPECTED)
 
 
-def log_and_wait(run, metrics, notes, number):
-    log_a_run(run, metrics)
-    wait_for(lambda: len(notes) >= number)
-
-
-def test_a_server_that_dies_midway_costs_the_run_nothing_and_gets_the_rest_at_the_next_start(
-    server, tmp_path, monkeypatch
-):
+def test_a_server_that_dies_midway_costs_the_run_nothing_and_gets_the_rest_at_the_next_start(server, show, monkeypatch):
     monkeypatch.setenv("WANDB_FINISH_TIMEOUT", "1")
-    notes: list[str] = []
-    config = config_for(tmp_path)
 
     def dies(run, metrics):
         metrics.log("sft", 1, {"loss": 0.5})
-        wait_for(lambda: notes)  # W&B asks its server more than once before it has started.
+        wait_for(lambda: show.notes)  # W&B asks its server more than once before it has started.
         server.trouble = "down"
         metrics.log("sft", 2, {"loss": 0.25})
 
-    with Run.create("shown", config) as run:
-        mirrored(run, config, {"WANDB_API_KEY": KEY}, notes, dies)
-    assert notes[1].startswith("W&B did not take everything (TimeoutError")
-    assert notes[1].endswith("a start with --resume sends the rest")
+    show(dies)
+    assert show.notes[1].startswith("W&B did not take everything (TimeoutError")
+    assert show.notes[1].endswith("a start with --resume sends the rest")
     server.trouble = ""
     monkeypatch.delenv("WANDB_FINISH_TIMEOUT")
-    with Run.create("shown", config, resume=True) as run:
-        mirrored(run, config, {"WANDB_API_KEY": KEY}, notes, lambda run, metrics: metrics.log("ppo", 1, {"a": 1}))
+    show(lambda run, metrics: metrics.log("ppo", 1, {"a": 1}), resume=True)
     assert server.refused == 0
     assert [row.get("sft/loss") for _, row in sorted(server.rows.items())] == [0.5, 0.25, None]
 
 
-def test_a_start_online_sends_what_starts_offline_have_written_and_wandb_sync_not_again(server, tmp_path):
-    with Run.create("shown", config_for(tmp_path)) as run:
-        mirrored(run, config_for(tmp_path), {}, [], lambda run, metrics: metrics.log("sft", 1, {"loss": 0.5}))
-    with Run.create("shown", config_for(tmp_path), resume=True) as run:
-        online = {"WANDB_API_KEY": KEY}
-        mirrored(run, config_for(tmp_path), online, [], lambda run, metrics: metrics.log("sft", 2, {"loss": 0.25}))
+def test_a_start_online_sends_what_starts_offline_have_written_and_wandb_sync_not_again(server, show):
+    show(lambda run, metrics: metrics.log("sft", 1, {"loss": 0.5}), {})
+    run = show(lambda run, metrics: metrics.log("sft", 2, {"loss": 0.25}), resume=True)
     assert sorted(server.rows) == [0, 1]
-    command = [sys.executable, "-m", "wandb", "sync", str(run.path / "wandb")]
-    environment = {**os.environ, "WANDB_API_KEY": KEY, "WANDB_SILENT": "false"}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    assert "Skipped 1 synced run(s)" in done.stderr
+    assert "Skipped 1 synced run(s)" in wandb_sync(run)
     assert server.refused == 0
 
 
-def test_a_hanging_wandb_is_given_up_after_the_time_limit(tmp_path, monkeypatch):
+def test_a_hanging_wandb_is_given_up_after_the_time_limit(show, monkeypatch):
     monkeypatch.setattr("training.watch.wandb.mirror.CLOSE_SECONDS", 1.0)
-    notes: list[str] = []
-    config = config_for(tmp_path)
+    notes = show.notes
     earlier = set(wandb_processes())  # One of an earlier test may be ending.
 
     def hangs(run, metrics):
@@ -173,14 +162,12 @@ def test_a_hanging_wandb_is_given_up_after_the_time_limit(tmp_path, monkeypatch)
         log_a_run(run, metrics)
 
     processes: list[psutil.Process] = []
-    with Run.create("shown", config) as run:
-        mirrored(run, config, {}, notes, hangs)
+    run = show(hangs, {})
     assert psutil.wait_procs(processes, timeout=WAIT_SECONDS)[1] == []
     assert len(notes) == 2
     assert re.fullmatch(r"W&B was not done in time; send the run to W&B with: wandb sync \S+", notes[1])
     assert len(list(run.metrics())) == len(EXPECTED)
-    with Run.create("shown", config, resume=True) as run:
-        mirrored(run, config, {}, notes, lambda run, metrics: None)
+    show(lambda run, metrics: None, {}, resume=True)
     assert_rows(read_offline(offline_files(run)[-1]).history)
 
 
