@@ -110,6 +110,7 @@ class Chain:
         settings: Of the command line.
         phases: To run.
         config: The configuration file.
+        knows_itself: Continue it with its name alone, because the run knows its settings and phases.
 
     Attributes:
         slowest: The longest that anything was left of the run after its main process had ended, in seconds.
@@ -117,7 +118,14 @@ class Chain:
     """
 
     def __init__(
-        self, folder: Path, name: str, settings: Sequence[str], phases: Sequence[str], config: str = ONLINE
+        self,
+        folder: Path,
+        name: str,
+        settings: Sequence[str],
+        phases: Sequence[str],
+        config: str = ONLINE,
+        *,
+        knows_itself: bool = False,
     ) -> None:
         self.run = folder / name
         self.slowest = 0.0
@@ -127,6 +135,7 @@ class Chain:
             "chimera.eval": ["--run", name, "--stages", "base,final", f"runs_dir={folder}"],
         }
         self._phases = tuple(phases)
+        self._knows_itself = knows_itself
         self._mark = f"CHIMERA_KILL_CHAIN={uuid.uuid4().hex}"
         self._process: subprocess.Popen[str] | None = None
         self._output: list[str] = []
@@ -187,13 +196,18 @@ class Chain:
             assert set(made.values()) <= {1}, f"{when}: {phase} has rollouts twice"
 
     def _start(self, module: str) -> None:
-        own = ["--phases", ",".join(self._phases)] if module == "chimera.train" else []
-        if own and ((self.run / "rollouts").exists() or events("phase_started")(self.run)):
-            own.append("--resume")
+        arguments = [*self._arguments[module]]
+        if module == "chimera.train":
+            began = (self.run / "rollouts").exists() or events("phase_started")(self.run)
+            if began and self._knows_itself:
+                arguments = ["--name", self.run.name, f"runs_dir={self.run.parent}"]
+            else:
+                arguments += ["--phases", ",".join(self._phases)]
+            arguments += ["--resume"] if began else []
         self._module, self._output = module, []
         self.starts += 1
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *self._arguments[module], *own],
+            [sys.executable, "-m", module, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -67,7 +67,7 @@ def serve_http():
 
 
 AWKWARD = r"""
-import json, sys
+import json, sys, time
 
 TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
 def of(properties, **rest): return {"type": "object", "properties": properties, **rest}
@@ -125,8 +125,13 @@ for line in sys.stdin:
     else:
         reply["error"] = {"code": -32601, "message": "no such method"}
     print(json.dumps(reply), flush=True)
+if "--stays" in sys.argv:
+    time.sleep(3600)
 """
-"""A server whose tools are awkward but legal, on several pages, and which prints lines that are no messages."""
+"""A server whose tools are awkward but legal, on several pages, and which prints lines that are no messages.
+
+With --endless its pages have no end, and with --stays it does not end with its input.
+"""
 
 
 def write_awkward(folder, *arguments):

@@ -163,7 +163,7 @@ def test_yes_and_no_alone_have_aligned_decisions():
     assert list(counts["confusion"]) == ["yes", "no"]
 
 
-def test_a_failed_rollout_of_a_task_with_options_has_no_aligned_decision_either():
+def test_a_failed_rollout_of_a_task_with_options_has_no_answer():
     failed = record(task("1", "A"), None, error="late")
     assert (failed.options, failed.answer) == (["A", "B", "C"], None)
 

@@ -39,6 +39,13 @@ def test_a_resumed_run_keeps_its_settings_in_the_check_too(check, tmp_path):
         check("--resume", "--name", "mine", "seed=3")
 
 
+def test_a_run_that_is_not_there_is_not_begun_by_resume(check, tmp_path):
+    Run.create("disturbed", load_config(None, [f"runs_dir={tmp_path / 'runs'}"])).close()
+    with refused(RunError, "'distrubed'", "'disturbed'"):
+        check("--resume", "--name", "distrubed")
+    assert not (tmp_path / "runs" / "distrubed").exists()
+
+
 def test_a_name_that_a_run_has_is_refused(check, tmp_path):
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     (tmp_path / "runs" / "mine" / "notes.txt").touch()

@@ -39,10 +39,11 @@ def test_a_question_is_answered(scripted, name, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", DIALECTS)
-def test_rollouts_are_gathered_and_keep_what_the_server_wrote_in_their_traces(scripted, name, tmp_path, capsys):
+def test_rollouts_are_gathered_and_keep_what_the_server_wrote_in_their_traces(scripted, name, tmp_path, capfd):
     with speaking(scripted, DIALECTS[name]()) as dialect:
         shown = gather(tmp_path, scripted.url)
-    assert "secret thought" not in shown + capsys.readouterr().err
+    printed = capfd.readouterr()
+    assert "secret thought" not in shown + printed.out + printed.err
     run = Run.open("mine", tmp_path)
     records = list(run.rollouts("gather"))
     assert [record["status"] for record in records] == ["succeeded"] * 5

@@ -13,7 +13,9 @@ import pytest
 from kill_chain import GONE_S, Chain, Kill, events, exists, learned, lines, metrics, recorded, written
 
 from chimera.run.chain import read_chain
+from chimera.run.directory import Run
 from chimera.run.jsonl import read_lines
+from chimera.run.policies import live
 from chimera.run.seals import history, unlike_disk
 
 pytestmark = pytest.mark.whole
@@ -106,16 +108,17 @@ def check_left(chain: Chain) -> None:
 
 
 def check_metrics(chain: Chain) -> None:
-    """Metrics name each rollout of the phases once, also one that was recorded when its run was killed."""
+    """Metrics name each rollout of training once, also one that was recorded when its run was killed."""
     logged = [line["rollout_id"] for line in read_lines(chain.run / "metrics.jsonl") if line["phase"] == "rollout"]
-    files = [file for file in (chain.run / "rollouts").iterdir() if not file.name.startswith(("gate-", "eval-"))]
+    records = [record for phase, of in recorded(chain.run).items() if not phase.startswith("eval-") for record in of]
     assert logged
-    assert sorted(logged) == sorted(line["rollout_id"] for file in files for line in read_lines(file))
+    assert sorted(logged) == sorted(record["rollout_id"] for record in records)
 
 
 @pytest.mark.timeout(1800)
 def test_a_run_that_is_killed_four_times_while_it_gathers_loses_nothing(tmp_path):
-    chain = Chain(tmp_path, "short", [*FEW, "gather.tasks=8"], ["gather"])
+    """Each time by --resume and the run's name alone, as a user types it."""
+    chain = Chain(tmp_path, "short", [*FEW, "gather.tasks=8"], ["gather"], knows_itself=True)
     try:
         follow(chain, SHORT)
         chain.finish()
@@ -158,6 +161,8 @@ def test_nothing_is_lost_or_made_twice_or_left_running_by_thirty_kills(killed):
         of_phase = [line["phase"] for line in ledger if line["event"] == event]
         assert len(of_phase) == len(set(of_phase)), event
     check_metrics(killed)
+    steps = {line["step"] for line in read_lines(killed.run / "metrics.jsonl") if line["phase"] == "ppo"}
+    assert steps >= {1, 2, 3}
     check_left(killed)
 
 
@@ -190,3 +195,4 @@ def test_an_unkilled_run_learns_the_same_weights_from_the_same_rollouts(killed):
     assert made == {phase: records for phase, records in recorded(killed.run).items() if phase in made}
     assert learned(chain.run) == learned(killed.run)
     assert set(learned(chain.run)) >= {"junior@sft", "senior@ppo-3"}
+    assert live(Run(chain.run).events()) == live(Run(killed.run).events())

@@ -130,7 +130,7 @@ def test_a_program_ends_with_its_parent_however_that_ends(tmp_path):
 import os, psutil, signal
 from agents.tools.mcp import McpServers
 from chimera.config.sections.tools import McpServer
-servers = McpServers({{"lab": McpServer(command={write_awkward(tmp_path)!r})}}, {{}})
+servers = McpServers({{"lab": McpServer(command={write_awkward(tmp_path, "--stays")!r})}}, {{}})
 servers.tool("mcp:lab/free", "x")
 _guard, program = psutil.Process().children(recursive=True)
 print(program.pid, flush=True)

@@ -198,9 +198,11 @@ def test_weights_that_do_not_fit_change_nothing(running, serving_model, tmp_path
 
 def test_a_candidate_is_served_beside_the_weights_until_it_is_removed(running, serving_model):
     name = running.add_candidate("junior", serving_model(seed=1), "other")
-    answers = ask(running, [body(number, model=model) for number in range(60, 64) for model in ("junior", name)])
+    try:
+        answers = ask(running, [body(number, model=model) for number in range(60, 64) for model in ("junior", name)])
+    finally:
+        running.remove_candidate(name)
     assert [answer["weights_version"] == "other" for answer in answers] == [False, True] * 4
-    running.remove_candidate(name)
     refused = post(running, body(60, model=name))
     assert refused.status_code == 404
     assert refused.json()["error"]["code"] == "model_not_found"

@@ -98,6 +98,7 @@ def test_every_passage_says_where_it_is_from_and_whether_it_is_real(tools, data,
     origins = Origins(ToolsConfig(**tools), data, "question")
     read = origins.of(tool, Passage(id, "A title", "A text.", "http://x"))
     assert (read.where, read.real, read.url) == expected
+    assert read.title == ("given with your question" if read.where == "your abstract" else "A title")
 
 
 async def test_a_persons_abstract_is_found_by_any_literature_search_and_first():

@@ -50,7 +50,7 @@ async def test_every_node_is_one_step_with_what_it_wrote(config):
     assert [card.headline for card in by_node["PrincipalInvestigator"].cards] == ["Answer: yes; protocol: GO"]
     assert by_node["Evaluation"].headline == "Step 10: Evaluation wrote final_evaluation"
     found = dict(by_node["Evaluation"].sources.lines)
-    assert f"invented study {task.id}" in found, "the juniors search by the question, which finds its own abstract"
+    assert found[f"invented study {task.id}"] == task.goal, "the juniors' question finds its own abstract, by its title"
     (quote,) = [text for label, text in by_node["Geneticist"].cards[0].lines if label == "evidence"]
     assert re.search(r"” \[invented study [^]]+\]$", quote)
     assert by_node["Evaluation"].tool_calls >= len(JUNIORS)

@@ -264,8 +264,9 @@ def test_a_run_that_is_evaluated_is_not_called_running(tmp_path):
         assert writer.stdout.readline() == "owned\n"
         rows = dict(re.findall(r'<th scope="row"><a href="/runs/(\w+)"(.*?)</tr>', shown(client, "/"), re.DOTALL))
         pages = {name: Page(shown(client, f"/runs/{name}")).text for name in ("first", "second")}
-        with refused(RunError, "'first'", f"process {writer.pid}", "wait"):
-            Run(tmp_path / "first").own()
+        for name in pages:
+            with refused(RunError, f"'{name}'", f"process {writer.pid}: wait"):
+                Run(tmp_path / name).own()
         writer.communicate("")
     for name, word, other in (("first", "running", "evaluating"), ("second", "evaluating", "running")):
         for text in (rows[name], pages[name]):

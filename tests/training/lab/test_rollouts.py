@@ -27,6 +27,7 @@ from evaluation.traces.spans import EXCHANGE, RAW, read
 from evaluation.traces.tree import tree
 from training.learning.states import draw_inputs
 from training.phases import choose_names
+from training.watch.metrics import Metrics
 from training.watch.summary import summarize
 from training.watch.wandb.hook import rewards
 
@@ -113,6 +114,17 @@ def test_records_are_on_disk_as_they_were_given(gathered):
     stored = {data["task_id"]: RolloutRecord.load(data) for data in gathered.run.rollouts("gather")}
     assert stored == gathered.records
     assert len(list(gathered.run.rollouts("gather"))) == len(stored)
+
+
+async def test_a_recorded_rollout_whose_line_a_kill_has_cost_is_logged_when_it_is_read_again(server, tmp_path):
+    tasks = [task("drug1"), task("drug2")]
+    async with open_lab(server.url, tmp_path, tasks) as lab:
+        await collect(lab, tasks)
+        (lab.run.path / "metrics.jsonl").write_text("")
+        lab.metrics = Metrics(lab.run)
+        await collect(lab, tasks)
+        logged = [line["rollout_id"] for line in lab.run.metrics() if line["phase"] == "rollout"]
+        assert sorted(logged) == sorted(record["rollout_id"] for record in lab.run.rollouts("gather"))
 
 
 def test_reward_parts_sum_to_the_reward(gathered):

@@ -89,7 +89,7 @@ def test_states_that_inform_come_again_first(straight):
 
 
 @pytest.mark.parametrize("stop_at", ["refiner@refine-1", "refiner@refine-3"])
-def test_a_continued_phase_asks_nothing_twice_and_ends_with_the_same_weights(straight, tmp_path, stop_at):
+def test_a_continued_phase_ends_with_the_same_weights(straight, tmp_path, stop_at):
     stopped = Tokens(tmp_path, straight.first)
     stopped.stop_at = stop_at
     with pytest.raises(Stop):
