@@ -110,7 +110,7 @@ class Chain:
         settings: Of the command line.
         phases: To run.
         config: The configuration file.
-        knows_itself: Continue it with its name alone, because the run knows its settings and phases.
+        knows_itself: Continue it with its name alone, as soon as its settings and phases are recorded.
 
     Attributes:
         slowest: The longest that anything was left of the run after its main process had ended, in seconds.
@@ -197,13 +197,11 @@ class Chain:
 
     def _start(self, module: str) -> None:
         arguments = [*self._arguments[module]]
-        if module == "chimera.train":
+        if module == "chimera.train" and self._knows_itself and events("planned")(self.run):
+            arguments = ["--resume", "--name", self.run.name, f"runs_dir={self.run.parent}"]
+        elif module == "chimera.train":
             began = (self.run / "rollouts").exists() or events("phase_started")(self.run)
-            if began and self._knows_itself:
-                arguments = ["--name", self.run.name, f"runs_dir={self.run.parent}"]
-            else:
-                arguments += ["--phases", ",".join(self._phases)]
-            arguments += ["--resume"] if began else []
+            arguments += ["--phases", ",".join(self._phases), *(["--resume"] if began else [])]
         self._module, self._output = module, []
         self.starts += 1
         self._process = subprocess.Popen(

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.whole
 FEW = ["data.size=60", "rollouts.concurrency=2", "gate.tasks=4", "gate.margin=9", "gate.margin_alignment=0.9",
        "evaluation.auditor.kind=none", "wandb.mode=disabled"]  # fmt: skip
 SETTINGS = [
-    *FEW, "gather.tasks=12", "sft.min_examples=1", "sft.epochs=3", "sft.batch_size=8", "sft.micro_batch_size=8",
+    *FEW, "gather.tasks=12", "sft.min_examples=1", "sft.epochs=8", "sft.batch_size=8", "sft.micro_batch_size=8",
     "ppo.steps=3", "ppo.tasks_per_step=2", "ppo.n=2", "ppo.min_good_share=0.1", "bandit.tasks=6",
 ]  # fmt: skip
 PHASES = ("gather", "sft", "ppo", "bandit")
