@@ -243,8 +243,8 @@ def test_summary_counts_failures_and_leaves_missing_rewards_out(gathered):
 
 @pytest.mark.parametrize("by_role", [True, False])
 async def test_a_late_rollout_ends_by_a_limit_as_a_failed_record(server, tmp_path, monkeypatch, by_role):
-    if not by_role:
-        monkeypatch.setattr("agents.graph.TimeLimit", lambda _seconds: TimeLimit(PATIENCE))
+    other_limit = "evaluation.rollout.worker.TimeLimit" if by_role else "agents.graph.TimeLimit"
+    monkeypatch.setattr(other_limit, lambda _seconds: TimeLimit(PATIENCE))
     server.hooks[:] = [server.never]
     async with open_lab(server.url, tmp_path, [task("late")], timeout_s=1.0) as lab:
         late = (await collect(lab, [task("late")]))["late"]
