@@ -12,6 +12,7 @@ from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from agents.schemas import Answer, Phrase, Quote
+from agents.tools.text.passages import MAX_ID
 from chimera.core.types import YesNoMaybe
 from chimera.core.weighing import PRECISE, Design, Vote, clauses, points, weigh, weight
 
@@ -22,6 +23,8 @@ AGAIN = "again"
 SEARCH_AGAIN: Sequence[Mapping[str, Any]] = ({"author": AGAIN}, {"author": COMBINED})
 """What is chosen between where juniors could search once more: that they do, or the answer of the findings so far."""
 MOST_STUDIES = 64
+MOST_WEIGHED = 36
+"""Most findings that the refiner weighs: of each it writes up to 33 of the letters of its `comparison`."""
 MOST_FINDINGS = 6
 """Most findings of one answer to several studies, as a single call reads them."""
 
@@ -49,7 +52,7 @@ class StudyFinding(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    study: Phrase
+    study: Annotated[str, StringConstraints(min_length=1, max_length=MAX_ID)]
     quote: Quote
     retracted: bool
     design: Design
@@ -169,6 +172,11 @@ def gathered(hypotheses: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]
         for finding in hypothesis["findings"]:
             by_study.setdefault(finding["study"], finding)
     return list(by_study.values())
+
+
+def weighed(hypotheses: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The findings of all juniors that the refiner weighs: the first, as many as fit into its answer."""
+    return gathered(hypotheses)[:MOST_WEIGHED]
 
 
 def search_cues(findings: Sequence[Mapping[str, Any]], rounds: int, named: int) -> dict[str, float]:

@@ -74,23 +74,12 @@ IN_ORDER = (REFINER, DESIGNER, PEER_REVIEWER, SAFETY_OFFICER)
 
 def working(shape: GraphConfig) -> dict[str, Node]:
     """The nodes of a graph by name. What stands in the place of a role has the role's name."""
-    left_out = {junior for junior in JUNIORS if junior not in shape.juniors}
-    left_out |= set() if shape.design else {DESIGNER}
-    left_out |= set() if shape.reviewed else {PEER_REVIEWER, SAFETY_OFFICER}
+    left_out = {role for role in ROLES if not shape.plays(role)} - {SUPERVISOR, REFINER}
     nodes = {name: node for name, node in NODES.items() if not {name, ROLES[name].advises} & left_out}
     nodes |= {"vote": {SUPERVISOR: vote_node}, "combine": {SUPERVISOR: combine_node}}.get(shape.choose, {})
     nodes |= {} if shape.refine else {REFINER: adopt_node}
     nodes |= {DEBATE: debate_node} if shape.debate else {}
     return {**nodes, EVALUATION: evaluation_node}
-
-
-def _after_round(shape: GraphConfig) -> Callable[[ResearchState], list[str]]:
-    """The juniors again, until the rounds of the debate are used up."""
-
-    def after_round(state: ResearchState) -> list[str]:
-        return list(shape.juniors) if state["debates"] <= shape.debate else [SUPERVISOR]
-
-    return after_round
 
 
 def _after_search(state: ResearchState) -> list[str]:
@@ -158,6 +147,10 @@ def _graph(
             config=config,
         )
 
+    def after_round(state: ResearchState) -> list[str]:
+        """The juniors again, until the rounds of the debate are used up."""
+        return juniors if state["debates"] <= shape.debate else [SUPERVISOR]
+
     # The model client has already waited between its own tries, so a role is tried again after a short wait.
     retry = RetryPolicy(initial_interval=0.1, jitter=False, max_attempts=config.node_retries + 1, retry_on=_retriable)
     schema: Any = {"input_schema": Question} if change else {"context_schema": RunContext}
@@ -178,7 +171,7 @@ def _graph(
         # One edge with a list of sources: what follows waits for all juniors and runs once.
         graph.add_edge([start] if start in JUNIORS else juniors, DEBATE if shape.debate else SUPERVISOR)
     if shape.debate:
-        graph.add_conditional_edges(DEBATE, _after_round(shape), [*juniors, SUPERVISOR])
+        graph.add_conditional_edges(DEBATE, after_round, [*juniors, SUPERVISOR])
     order = [role for role in IN_ORDER if role in working(shape)]
     for role in order:
         for adviser, following in pairwise((*advisers_of(role), role)):

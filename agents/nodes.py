@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from langgraph.runtime import Runtime
 
 from agents.context import RunContext
-from agents.findings import FINDINGS, Combination, Findings, combined, gathered, handed_over, with_findings
+from agents.findings import FINDINGS, Combination, Findings, combined, handed_over, weighed, with_findings
 from agents.roles import (
     DESIGNER,
     PEER_REVIEWER,
@@ -86,7 +86,7 @@ def _refiner_reads(state: ResearchState, context: RunContext) -> Inputs:
     """The first visit reads the selected hypothesis. Revisions read the refined one, which the feedback is about."""
     hypothesis = state.get("refined_hypothesis", state["selected_hypothesis"])
     if form := form_of(context.config.graph, REFINER):
-        findings = handed_over(gathered(state["initial_hypotheses"]))
+        findings = handed_over(weighed(state["initial_hypotheses"]))
         return {"form": form, "findings": findings, "feedback": _feedback(state)}
     return {
         "sources": _refiner_sources(state, context, hypothesis["evidence"]),
@@ -106,7 +106,7 @@ def _refiner_sources(state: ResearchState, context: RunContext, quotes: Sequence
 def _refiner_writes(state: ResearchState, answer: Answer, context: RunContext) -> Update:
     hypothesis = answer.model_dump()
     if isinstance(answer, Combination):
-        hypothesis = combined(hypothesis, gathered(state["initial_hypotheses"]))
+        hypothesis = combined(hypothesis, weighed(state["initial_hypotheses"]))
     update: Update = {"refined_hypothesis": hypothesis}
     if "refined_hypothesis" in state:
         return {**update, "critical_revisions": 1}
@@ -130,7 +130,7 @@ def _peer_reads(state: ResearchState, context: RunContext) -> Inputs:
         "sources": sources_seen(state["messages"]),
         "hypothesis": state["refined_hypothesis"],
         "protocol": state["experimental_protocol"],
-        "findings": handed_over(gathered(state["initial_hypotheses"])) if combines else None,
+        "findings": handed_over(weighed(state["initial_hypotheses"])) if combines else None,
     }
 
 
@@ -196,6 +196,10 @@ def _advises(role: str) -> Callable[[ResearchState, Answer, RunContext], Update]
     return writes
 
 
+def _adviser_reads(advised: str) -> Callable[[ResearchState, RunContext], Inputs]:
+    return lambda state, context: {**_OF_THE_NINE[advised].reads(state, context), "form": None}
+
+
 _OF_THE_NINE: dict[str, Desk] = {
     desk.role.name: desk
     for desk in (
@@ -210,7 +214,7 @@ _OF_THE_NINE: dict[str, Desk] = {
 DESKS: dict[str, Desk] = {
     **_OF_THE_NINE,
     **{
-        role.name: Desk(role, _OF_THE_NINE[role.advises].reads, _advises(role.name))
+        role.name: Desk(role, _adviser_reads(role.advises), _advises(role.name))
         for role in ROLES.values()
         if role.advises is not None
     },

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from agents.findings import COMBINATION, FINDINGS
 from agents.schemas import Answer, ExperimentProtocol, FinalDecision, Hypothesis, PeerReview, SafetyReview, Selection
-from chimera.config.roles import JUNIORS, RolesConfig
+from chimera.config.roles import DESIGNER, JUNIORS, REFINER, SUPERVISOR, RolesConfig
 from chimera.config.sections.graph import GraphConfig
 from chimera.core.errors import ConfigError
 from chimera.core.types import Label, decides
@@ -147,7 +147,6 @@ class Role:
     advises: str | None = None
 
 
-SUPERVISOR, REFINER, DESIGNER = "Supervisor", "HypothesisRefiner", "ProtocolDesigner"
 PEER_REVIEWER, SAFETY_OFFICER = "PeerReviewer", "SafetyOfficer"
 PRINCIPAL_INVESTIGATOR = "PrincipalInvestigator"
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 from langgraph.runtime import Runtime
 
 from agents.context import Candidates, Choice, RunContext
-from agents.findings import AGAIN, COMBINED, SEARCH_AGAIN, concluded, gathered, search_cues
+from agents.findings import AGAIN, COMBINED, MOST_WEIGHED, SEARCH_AGAIN, concluded, gathered, search_cues
 from agents.roles import ROLES, SUPERVISOR
 from agents.schemas import Selection, selection_of
 from agents.state import ResearchState, Update
@@ -99,11 +99,14 @@ async def combine_node(state: ResearchState, runtime: Runtime[RunContext]) -> Up
             first, *_ = named.values()
             sent = {junior["author"]: named.get(junior["author"], first) for junior in hypotheses}
             return {**recorded, "searches": [*rounds, sent], "sender": SUPERVISOR}
+    words = f"{len(findings)} studies were read in {len(rounds) + 1} rounds of searches."
+    if context.config.graph.refine and len(findings) > MOST_WEIGHED:
+        words += f" The refiner weighs the first {MOST_WEIGHED} of them."
     return {
         **recorded,
         "searches": [*rounds, {}],
         "selected_hypothesis": {"author": COMBINED, **concluded(findings)},
-        "supervisor_justification": f"{len(findings)} studies were read in {len(rounds) + 1} rounds of searches.",
+        "supervisor_justification": words,
         "selection": _selection(Choice(COMBINED, COMBINED), None, sources_seen(state["messages"])),
         "sender": SUPERVISOR,
     }

@@ -56,6 +56,12 @@ def main(argv: list[str]) -> int | None:
         arguments.overrides.insert(0, arguments.question)
     if (out := arguments.out) is not None and (out.is_dir() or not os.access(out.parent, os.W_OK)):
         raise ConfigError(f"--out {out} cannot be written: name a file in a folder that exists and is yours")
+    if arguments.task is not None and arguments.context is not None:
+        raise ConfigError("--context is for a question of yours: --task brings its own abstract")
+    verdict = [name for name in ("verdict", "decision", "answer", "reason") if getattr(arguments, name) is not None]
+    if verdict and (arguments.go_on is None or arguments.verdict is None):
+        needed = "--continue NAME, the question that waits" if arguments.go_on is None else "--verdict edit or reject"
+        raise ConfigError(f"--{verdict[0]} has no effect alone: give {needed} too")
     if arguments.go_on is not None:
         return _go_on(arguments)
     run = _trained(arguments)
@@ -66,7 +72,8 @@ def main(argv: list[str]) -> int | None:
 
         check_trusted(config, run.config_file, "answers", arguments.trust, arguments.overrides)
         check_inputs(run.events(), run.config, config)
-    question = _own_question(arguments, config) if arguments.task is None else _task(arguments, config)
+        config = config.model_copy(update={"runs_dir": run.path.parent})  # It may have been moved.
+    question = _own_question(arguments, config) if arguments.task is None else _task(arguments.task, config)
     if arguments.confirm:
         confirm: tuple[Decision, ...] = ("GO", *(name for name in config.society.confirm if name != "GO"))
         config = config.model_copy(update={"society": config.society.model_copy(update={"confirm": confirm})})
@@ -88,7 +95,7 @@ def _go_on(arguments: argparse.Namespace) -> int:
     run = Run.open(saved.run, runs_dir) if saved.run else None
     if run is not None:
         check_inputs(run.events(), run.config, saved.config)
-    question = Asked(saved.brief) if saved.brief.id == OWN_QUESTION else _task_named(saved.brief.id, saved.config)
+    question = Asked(saved.brief) if saved.brief.id == OWN_QUESTION else _task(saved.brief.id, saved.config)
     verdict = _said(arguments)
     return answer(question, saved.config, _console(arguments), run, saved=saved, verdict=verdict, out=_out(arguments))
 
@@ -212,14 +219,8 @@ def _check_readable(config: "Config", *, has_context: bool) -> None:
         )
 
 
-def _task(arguments: argparse.Namespace, config: "Config") -> Asked:
-    """The task that `--task` names; raises ConfigError if there is no such task, or `--context` is given too."""
-    if arguments.context is not None:
-        raise ConfigError("--context is for a question of yours: --task brings its own abstract")
-    return _task_named(arguments.task, config)
-
-
-def _task_named(name: str, config: "Config") -> Asked:
+def _task(name: str, config: "Config") -> Asked:
+    """The task `name` of the data; raises ConfigError if there is none."""
     from chimera.data.tasks import load
 
     data = load(config.data)
@@ -415,6 +416,7 @@ def _close(outcome: "AskOutcome", question: Asked, config: "Config", console: "C
     """What is shown below the last step."""
     from chimera.config.trust import options_to_use
     from chimera.show.card import Card, show
+    from chimera.show.next import runs_option
     from evaluation.conduct.asked import NOTICE
     from evaluation.rollout.silent_tools import never_searched
 
@@ -424,7 +426,8 @@ def _close(outcome: "AskOutcome", question: Asked, config: "Config", console: "C
         if last.tool_calls == 0 and not last.read and (silent := never_searched(config)):
             show(console, Card("WARNING: no role searched", (("why", silent),), "red3"))
     if outcome.waits and saved is not None:
-        command = f"python -m chimera ask --continue {saved.name}{options_to_use(config)}"
+        where = runs_option(saved.path.parent.parent)
+        command = f"python -m chimera ask --continue {saved.name}{options_to_use(config)}{where}"
         lines = (
             ("approve", f"{command} --verdict approve"),
             ("change", f'{command} --verdict edit --decision NO-GO --reason "..."'),

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import json
 import re
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 READS = (
     *("evaluation", "serving", "telemetry", "data", "runs_dir"),
-    *(f"rollouts.{name}" for name in ("concurrency", "on", "actors", "timeout_s", "retries", "pause_s", "exploration")),
+    *(f"rollouts.{name}" for name in ("concurrency", "timeout_s", "retries", "pause_s")),
 )
 """Settings that may differ from the run's. Society, models and rewards may not: they are evaluated."""
 
@@ -39,7 +40,7 @@ PROBLEMS_SHOWN = 50
 EPILOG = """
 what is recorded counts: rollouts of the gate during training and of earlier evaluations are not made again.
 --resume makes what failed again (rollouts, a single agent's answers, judges' scores), --fresh everything. Settings:
-evaluation.*, serving.*, rollouts.*, telemetry.*, data.*
+evaluation.*, serving.*, rollouts.concurrency, .timeout_s, .retries, .pause_s, telemetry.*, data.*
 """
 
 
@@ -89,7 +90,7 @@ def main(argv: list[str]) -> int | None:
         seal(owned)
     _show(report, study, out, console)
     _print_head(run)
-    print_next(after_evaluation(run.name, out, config.runs_dir))
+    print_next(after_evaluation(run.name, out, run.path.parent))
     return 0
 
 
@@ -150,7 +151,7 @@ def _open(arguments: argparse.Namespace) -> "tuple[Run, Config]":
     from chimera.config.tree import load_config
     from chimera.run.directory import Run
 
-    overrides = [*arguments.overrides, *_judge_settings(arguments.judge)]
+    overrides = [*_judge_settings(arguments.judge), *arguments.overrides]
     for override in overrides:
         key = override.partition("=")[0].strip()
         if within(key, READS) is None:
@@ -169,8 +170,9 @@ def _judge_settings(judge: str | None) -> list[str]:
     if judge in ("checklist", "none"):
         return [f"evaluation.auditor.kind={judge}"]
     if match := re.fullmatch(r"(.+)@(https?://.+)", judge):
-        settings = {"kind": "endpoint", "model": match[1], "base_url": match[2]}
-        return [f"evaluation.auditor.{key}={value}" for key, value in settings.items()]
+        # Without the key of the run's own second judge, which would be sent to another address.
+        settings = {"kind": "endpoint", "model": match[1], "base_url": match[2], "api_key_env": None}
+        return [f"evaluation.auditor={json.dumps(settings, ensure_ascii=False)}"]
     raise ConfigError(
         f"--judge={judge} is neither checklist, none nor MODEL@URL, such as qwen3@http://127.0.0.1:11434/v1"
     )

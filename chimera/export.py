@@ -158,7 +158,7 @@ def _fill(learned: LearnedRole, source: Path, draft: Path, command: str) -> None
         )
     settings = role_settings(learned.role, learned.config, learned.guidance)
     _dump(draft / ROLE_FILE, settings)
-    if learned.policy.part == "guidance":
+    if learned.role in learned.guidance:
         fields = {learned.role: learned.guidance[learned.role].model_dump(mode="json", exclude_defaults=True)}
         text = yaml.safe_dump({"society": {"guidance": fields}}, allow_unicode=True, sort_keys=False, width=110)
         (draft / GUIDANCE_FILE).write_text(text, encoding="utf-8")

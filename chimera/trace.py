@@ -111,6 +111,7 @@ def _list(
 ) -> None:
     """Print one line for each rollout, and the command that shows one; with `lost` the step that lost each, too."""
     from chimera.show.card import printable
+    from chimera.show.next import runs_option
 
     rows = [_HEADER, *map(_row, records)]
     if lost is not None:
@@ -120,7 +121,7 @@ def _list(
         line = "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True))
         print(printable(f"{line}  {last}"), file=console.file)
     phases = len({record.phase for record in records})
-    where = "" if run.path.parent == Path("runs") else f" --runs-dir {run.path.parent}"
+    where = runs_option(run.path.parent)
     for line in (
         "",
         f"{len(records)} rollouts of {phases} phase{'s' if phases > 1 else ''} of run {run.name}; repeats in brackets",

@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int | None:
     from chimera.run.seals import seal
     from chimera.serving.embedded.checkpoint import check_trainable, locate
     from chimera.serving.process import check_models
-    from chimera.show.next import after_interruption, after_training, print_next
+    from chimera.show.next import after_interruption, after_training, print_next, runs_option
     from evaluation.measures.families import check as check_families
     from training.gate.decide import check as check_gate
     from training.phases import at_most, check_rollouts, choose_names, expected_costs, make_phases
@@ -113,8 +113,7 @@ def main(argv: list[str]) -> int | None:
             print(f"its own settings, which are not today's defaults: {changes}", flush=True)
         if trial:
             print(TRIAL, flush=True)
-        where = "" if config.runs_dir.as_posix() == "runs" else f" --runs-dir {config.runs_dir}"
-        print(f"to look at it, now and later: python -m chimera view{where}", flush=True)
+        print(f"to look at it, now and later: python -m chimera view{runs_option(config.runs_dir)}", flush=True)
         try:
             try:
                 train(run, config, dataset, phases, secrets)

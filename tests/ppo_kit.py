@@ -9,10 +9,7 @@ from chimera.core.types import ResearchTask
 from evaluation.records.rollouts import RolloutInput
 
 TASKS = [ResearchTask(f"t{number}", "Does it?", (), "yes", "generated") for number in range(7)]
-FLAWS = {
-    "failed": {"status": "failed", "reward": None},
-    "unscored": {"reward": None},
-}
+FLAWS = {"failed": {"status": "failed", "reward": None}, "unscored": {"reward": None}}
 
 
 def record(given=None, version="v1", **changes):

@@ -80,10 +80,10 @@ def serve(play):
     providers = Providers(play)
 
     def answer(path, headers, body):
-        status, found = providers.answer(path, dict(headers), json.loads(body))
+        status, found, *more = providers.answer(path, dict(headers), json.loads(body))
         kind = "application/x-ndjson" if "/api/" in path else "application/json"
         data = found if isinstance(found, bytes) else json.dumps(found).encode() + b"\n"
-        return status, {"content-type": kind}, data
+        return status, {"content-type": kind, **dict(more)}, data
 
     with answering(answer) as providers.url:
         yield providers

@@ -112,13 +112,9 @@ def _check_roles(phase: Phase, config: Config) -> None:
         raise ConfigError(f"{setting} is empty: say which roles {plan.name} trains, such as [{next(iter(ROLES))}]")
     if unknown := [role for role in plan.roles if role not in ROLES]:
         raise ConfigError(f"{setting} names {unknown[0]}, which is no member of the society and cannot be trained")
-    from agents.graph import working  # LangGraph takes half a second.
-    from agents.nodes import NODES
-    from agents.supervisor import combine_node
-
-    at_work = working(config.society.graph)
-    learning = (*NODES.values(), *([combine_node] if part == "choice" else []))
-    if idle := [role for role in plan.roles if at_work.get(role) not in learning]:
+    graph = config.society.graph
+    searches = part == "choice" and graph.choose == "combine"  # Whether to search once more is a choice, too.
+    if idle := [role for role in plan.roles if not (searches or graph.plays(role))]:
         raise ConfigError(
             f"{setting} names {idle[0]}, which does not work in society.graph: leave it out, or let it work"
         )

@@ -209,7 +209,7 @@ def _run_and_servers(models: Mapping[str, Architecture], config: Config, machine
     learning = {slot for name in config.pipeline for slot in _slots(config, name)}
     sets = {slot if slot in learning else config.models[slot].path: slot for slot in slots}
     at_first = {config.models[slot].path: models[slot].parameters for slot in slots}  # Then slots of one path share.
-    processes = decoding_processes(serving, sum(at_first.values()), machine.cores, machine.memory)
+    processes = decoding_processes(serving, list(at_first.values()), machine.cores, machine.memory)
     rows = -(-serving.slots // processes)
     weights = [BYTES[config.models[slot].dtype] * models[slot].parameters for slot in sets.values()]
     caches = [rows * models[slot].cache(serving.context_length + 1) for slot in sets.values()]

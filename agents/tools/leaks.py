@@ -11,7 +11,7 @@ from difflib import SequenceMatcher
 
 from agents.tools.text.excerpts import split_sentences
 from agents.tools.text.passages import MAX_SOURCE, Passage
-from chimera.core.quotes import Fingerprint, words
+from chimera.core.quotes import Fingerprint, count_of, words
 from chimera.core.types import Brief
 
 NEAR = 0.9
@@ -63,7 +63,7 @@ def _quotes(text: str, brief: Brief) -> bool:
     phrases = [(words(brief.goal), _MIN_PHRASE)]
     for section in brief.context:
         phrases += [(words(sentence.text), _MIN_SENTENCE) for sentence in split_sentences(section.text)]
-    return any(len(phrase) >= shortest and _contains(theirs, phrase) for phrase, shortest in phrases)
+    return any(count_of(phrase) >= shortest and _contains(theirs, phrase) for phrase, shortest in phrases)
 
 
 def _concludes(passage: Passage, conclusion: Fingerprint) -> bool:

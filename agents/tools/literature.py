@@ -31,7 +31,7 @@ class LiteratureIndex:
     """An immutable index of documents; searching is safe from any thread and after a fork."""
 
     def __init__(self, documents: Sequence[Document]) -> None:
-        self._passages = [Passage(document.id, clean(document.title), clean(document.text)) for document in documents]
+        self._passages = [Passage(paper.id, clean(paper.title), clean(paper.text, None)) for paper in documents]
         self._database = Database.in_memory(self._build)
 
     def __len__(self) -> int:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from mcp.types import Tool as McpDefinition
 
 START_SECONDS = 60.0
-"""Limit of the start of a server. Some are downloaded first."""
+"""Limit of each start of a server. Some are downloaded first."""
 STOP_SECONDS = 10.0
 MOST_PAGES = 100
 """Most pages of a server's list of tools that are read."""
@@ -190,14 +190,18 @@ class Session:
 
     async def _run(self, ready: "asyncio.Future[Client]", end: asyncio.Event) -> None:
         try:
-            async with _client(self._server, self._environment, self._log) as client:
+            async with (
+                asyncio.timeout(START_SECONDS) as limit,
+                _client(self._server, self._environment, self._log) as client,
+            ):
+                limit.reschedule(None)
                 # What a tool returned is read, whether or not it fits the output schema of its server.
                 client.session.validate_tool_result = _accept  # pyright: ignore[reportAttributeAccessIssue]
                 ready.set_result(client)
                 await end.wait()
         except Exception as error:  # noqa: BLE001  whoever waits gets it; a session that ends badly is over
             if not ready.done():
-                ready.set_exception(error)
+                ready.set_exception(TimeoutError(self._why(error)) if isinstance(error, TimeoutError) else error)
 
     def _why(self, error: BaseException) -> str:
         file = self._log.fileno()  # The server shares its position, so it is not moved.
@@ -205,7 +209,7 @@ class Session:
         lines = [line.strip() for line in written.splitlines() if line.strip()]
         if lines:
             return lines[-1][:_SAID]
-        if isinstance(error, asyncio.CancelledError):
+        if isinstance(error, asyncio.CancelledError | TimeoutError):
             return f"it did not answer within {START_SECONDS:g} s"
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]

@@ -14,16 +14,13 @@ from agents.tools.mcp import McpServers
 from agents.tools.own import own_tools
 from agents.tools.result import ToolResult
 from agents.tools.text.excerpts import excerpt
-from agents.tools.text.passages import Passage, ToolError, caution_of, clean
+from agents.tools.text.passages import MAX_ID, MAX_SOURCE, Passage, ToolError, caution_of, clean
 from agents.tools.tool import ArgumentError, Tool, short
 from chimera.config.roles import MCP, RolesConfig
 from chimera.config.sections.tools import ToolsConfig
 from chimera.core.quotes import Fingerprint
 from chimera.core.types import Brief
 from chimera.data.tasks import Document
-
-_MAX_ID = 200
-"""Web search results have their address as id."""
 
 
 class Toolbox:
@@ -76,7 +73,8 @@ class Toolbox:
             return _invalid(name, str(error))
         text = " ".join(" ".join(value for value in arguments.values() if isinstance(value, str)).split()) or name
         try:
-            hits = await tool.find(arguments)
+            longest = MAX_SOURCE if tool.live else None
+            hits = [replace(hit, text=clean(hit.text, longest)) for hit in await tool.find(arguments)]
         except ToolError as error:
             return ToolResult(name, ok=False, error=clean(str(error)))
         if tool.live and self._block_source:
@@ -101,9 +99,9 @@ class Toolbox:
     def _shorten(self, passage: Passage, query: str) -> Passage:
         return replace(
             passage,
-            id=clean(passage.id)[:_MAX_ID],
+            id=clean(passage.id)[:MAX_ID],
             title=clean(passage.title)[: self._max_chars],
-            text=excerpt(clean(passage.text), query, self._max_chars),
+            text=excerpt(passage.text, query, self._max_chars),
         )
 
 

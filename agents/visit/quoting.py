@@ -8,6 +8,7 @@ writes its quotes itself. If a server ignores the schema, `fault` describes the 
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 from langchain_core.utils.json_schema import dereference_refs
@@ -66,15 +67,11 @@ def sentences(texts: Iterable[str]) -> list[str]:
 
 def numbered(passages: Sequence[Mapping[str, str]], before: Iterable[Message] = ()) -> list[dict[str, Any]]:
     """Passages with numbered sentences; the numbers continue after those in the messages `before`."""
-    number = len(numbers(before))
-    numbered_passages: list[dict[str, Any]] = []
-    for passage in passages:
-        of_passage: dict[str, str] = {}
-        for sentence in sentences([passage["text"]]):
-            number += 1
-            of_passage[str(number)] = sentence
-        numbered_passages.append({"id": passage["id"], "sentences": of_passage})
-    return numbered_passages
+    following = map(str, count(len(numbers(before)) + 1))
+    return [
+        {"id": passage["id"], "sentences": {next(following): text for text in sentences([passage["text"]])}}
+        for passage in passages
+    ]
 
 
 def quotable(sources: Sequence[Mapping[str, str]] | None, mode: Quotes) -> Sequence[Mapping[str, Any]] | None:
@@ -84,11 +81,8 @@ def quotable(sources: Sequence[Mapping[str, str]] | None, mode: Quotes) -> Seque
 
 def numbers(messages: Iterable[Message]) -> dict[str, str]:
     """The numbered sentences in a visit's messages."""
-    sentences_by_number: dict[str, str] = {}
-    for message in messages:
-        for passage in passages_in(message):
-            sentences_by_number |= passage.get("sentences", {})
-    return sentences_by_number
+    passages = (passage for message in messages for passage in passages_in(message))
+    return {number: text for passage in passages for number, text in passage.get("sentences", {}).items()}
 
 
 def answer_format(role: Role, messages: Sequence[Message], mode: Quotes) -> dict[str, Any]:
@@ -128,9 +122,8 @@ def _of_each_study(form: dict[str, Any], messages: Sequence[Message], mode: Quot
         if allowed and mode != "free":
             of_passage["quote"] = {"type": "string", "enum": allowed}
         of_each.append({**finding, "properties": {**finding["properties"], **of_passage}})
-    count = len(of_each)
-    one_of_each = {"type": "array", "prefixItems": of_each, "items": False, "minItems": count, "maxItems": count}
-    schema["properties"]["findings"] = one_of_each
+    limits = dict.fromkeys(("minItems", "maxItems"), len(of_each))
+    schema["properties"]["findings"] = {"type": "array", "prefixItems": of_each, "items": False, **limits}
     words = dict.fromkeys(word for passage in passages for word in _WORD.findall(passage_text(passage)))
     if mode != "free" and len(words) < MAX_ENUM:
         schema["properties"]["search"] = {"type": "string", "enum": ["", *words]}
@@ -160,14 +153,13 @@ def fault(answer: Answer, messages: Iterable[Message], mode: Quotes) -> str | No
     """What is wrong with an answer's quotes, as one sentence for the repair request; None if nothing is wrong."""
     texts = texts_read(messages)
     if isinstance(answer, Findings):
-        read = [passage["id"] for passage in passages_read(messages)]
-        missing = set(read[:MOST_FINDINGS]) - {finding.study for finding in answer.findings}
-        if missing:
+        read = {passage["id"] for passage in passages_read(messages)[:MOST_FINDINGS]}
+        if missing := read - {finding.study for finding in answer.findings}:
             return f"findings: there is none of {min(missing)}: give one of each study that you have read"
     elif not isinstance(answer, Hypothesis):
         return None
     if mode == "free":
-        return None if answer.quotes else "evidence: quote at least one sentence"
+        return None if answer.quotes or isinstance(answer, Findings) else "evidence: quote at least one sentence"
     if not answer.quotes:
         return "evidence: quote at least one sentence that you have read" if sentences(texts) else None
     if false := missing_quotes(answer.quotes, texts):

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chimera.core.files import texts
+from chimera.core.unspaced import pairs, starts_run
 
 _WORD = re.compile(r"[^\W_]+|[.;!?]")
 _PHRASE = re.compile(r"[^\W_]+\*?|[.;!?]")
@@ -23,14 +24,15 @@ def broken(rules: Mapping[str, Sequence[str]], value: Any) -> str | None:
     """The first rule that the texts in `value` break, with its phrase, as "consent ('without consent')"; None if none.
 
     Args:
-        rules: By name phrases of words, in any case; a word that ends in * may go on.
+        rules: By name phrases of words, in any case; a word that ends in * may go on. Where no spaces stand between
+            words, a phrase may stand anywhere, and nothing negates it.
         value: Plain data, such as a call's arguments or an answer's fields.
     """
     for text in texts(value):
-        words = [word.lower() for word in _WORD.findall(text)]
+        words = _WORD.findall(pairs(text).lower())
         for name, phrases in rules.items():
             for phrase in phrases:
-                if _says(words, _PHRASE.findall(phrase.lower())):
+                if _says(words, _PHRASE.findall(pairs(phrase).lower())):
                     return f"{name} ({phrase!r})"
     return None
 
@@ -47,4 +49,6 @@ def _says(words: Sequence[str], phrase: Sequence[str]) -> bool:
 
 
 def _fits(word: str, pattern: str) -> bool:
+    if len(pattern) == 1 and starts_run(pattern):  # A single character, which the text's pairs hold.
+        return pattern in word
     return word.startswith(pattern[:-1]) if pattern.endswith("*") else word == pattern

@@ -4,7 +4,7 @@ A role that hands over findings reads each study in a visit of its own.
 """
 
 import asyncio
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
@@ -12,11 +12,12 @@ from typing import Any, cast
 from langgraph.runtime import Runtime
 
 from agents.context import RunContext, Tools
-from agents.findings import Findings
+from agents.findings import MOST_FINDINGS, Findings
 from agents.roles import Role
 from agents.schemas import Answer, SafetyReview
 from agents.state import ResearchState
 from agents.tools.result import ToolResult
+from agents.tools.text.excerpts import PARAGRAPH
 from agents.tools.text.passages import Passage
 from agents.visit.prompting import Message, opening
 from agents.visit.quoting import passages_read, quotable
@@ -85,9 +86,9 @@ async def visits_by_study(
 ) -> tuple[Findings, list[Message]]:
     """Visits of `role` from `number` on, each of which reads one study; returns the findings and messages of all.
 
-    The first one searches, and is shown the first study of each search. The others are given a further study each,
-    without tools, and are made at the same time: beside others a small model overlooks what is wrong with a study.
-    What the role has read in earlier visits is not shown again.
+    The first one searches, and is shown the first study of each search. The others are given a study each that it was
+    not shown or had no room for, without tools, and are made at the same time: beside others a small model overlooks
+    what is wrong with a study. What the role has read in earlier visits is not shown again.
 
     Raises:
         RoleError, ModelError: As `visit` does, of the first visit that fails. The others are broken off.
@@ -95,14 +96,14 @@ async def visits_by_study(
     earlier = {passage["id"] for passage in passages_read(state["messages"].get(role.name, ()))}
     tools = _FirstPassages(context.toolbox, earlier)
     turns = [await visit(role, inputs, state, replace(context, toolbox=tools), number=number, attempt=attempt)]
-    read = earlier | {passage["id"] for passage in passages_read(turns[0][1])}
-    unread = {passage.id: passage.text for passage in tools.others if passage.id not in read}
+    read = earlier | {passage["id"] for passage in passages_read(turns[0][1])[:MOST_FINDINGS]}
+    unread = _one_of_each(passage for result in tools.found for passage in result if passage.id not in read)
     reading = replace(context, tools={**context.tools, role.name: ()})
     tasks: list[asyncio.Task[tuple[Answer, list[Message]]]] = []
     try:
         async with asyncio.TaskGroup() as group:
-            for place, (id_, text) in enumerate(unread.items(), start=1):
-                shown = {**inputs, "sources": [{"id": id_, "text": text}]}
+            for place, passage in enumerate(unread, start=1):
+                shown = {**inputs, "sources": [{"id": passage.id, "text": passage.text}]}
                 further = visit(role, shown, state, reading, number=number + place, attempt=attempt)
                 tasks.append(group.create_task(further))
     except ExceptionGroup as failures:
@@ -114,28 +115,34 @@ async def visits_by_study(
 
 
 class _FirstPassages:
-    """Tools that show only the first passage of each result that is not `read` already.
+    """Tools that show only the first study of each result that is not `read` already.
 
-    The `others` are in the order of the calls.
+    Attributes:
+        found: What each result holds of studies that are not, in the order of the calls.
     """
 
     def __init__(self, tools: Tools, read: Collection[str]) -> None:
         self._tools = tools
         self._read = read
-        self._others: list[Sequence[Passage]] = []
-
-    @property
-    def others(self) -> list[Passage]:
-        return [passage for passages in self._others for passage in passages]
+        self.found: list[Sequence[Passage]] = []
 
     def specs(self, names: Sequence[str]) -> list[dict[str, Any]]:
         return self._tools.specs(names)
 
     async def call(self, name: str, arguments: Mapping[str, Any], *, brief: Brief) -> ToolResult:
-        place = len(self._others)
-        self._others.append(())
+        place = len(self.found)
+        self.found.append(())
         result = await self._tools.call(name, arguments, brief=brief)
-        unread = tuple(passage for passage in result.passages if passage.id not in self._read)
-        self._others[place] = unread[1:]
+        self.found[place] = unread = _one_of_each(hit for hit in result.passages if hit.id not in self._read)
         note = result.note if unread or not result.passages else "all that was found has been read already"
         return replace(result, passages=unread[:1], note=note)
+
+
+def _one_of_each(passages: Iterable[Passage]) -> tuple[Passage, ...]:
+    """The passages with all texts of each id in one: tools may return a study in pieces."""
+    by_id: dict[str, Passage] = {}
+    for passage in passages:
+        first = by_id.setdefault(passage.id, passage)
+        if passage.text not in first.text:
+            by_id[passage.id] = replace(first, text=f"{first.text}{PARAGRAPH}{passage.text}")
+    return tuple(by_id.values())

@@ -21,7 +21,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         default=[],
         metavar="key=value",
-        help="settings, such as gather.tasks=20 (python -m chimera config)",
+        help="settings other than the file's (python -m chimera config)",
     )
 
 
@@ -49,6 +49,7 @@ def config_from(
     config = (load or load_config)(arguments.config, arguments.overrides, own_question=own_question, recorded=recorded)
     for override in arguments.overrides:
         key = override.partition("=")[0].strip()
-        if reads is not None and within(key, reads) is None:
+        full_key = f"pipeline.{key}" if key.partition(".")[0] in config.pipeline else key
+        if reads is not None and within(full_key, reads) is None:
             raise ConfigError(f"{key} has no effect on this command, which reads {', '.join(reads)}: leave it out")
     return config

@@ -52,7 +52,7 @@ def key_table(parts: Sequence[str] = (), *, every: bool = False, config: Config 
     for part in parts:
         if not any(_has(row, part) for row in rows):
             words = dict.fromkeys(word for name, *_ in rows for word in (name, *name.split(".")))
-            hint = suggestion(NAMES.get(part, part), words, "without it, all are listed")
+            hint = suggestion(NAMES.get(part, part), words, "without it, the usual ones are listed")
             raise ConfigError(f"no key has the part {part!r}: {hint}")
     return [row for row in rows if not parts or any(_has(row, part) for part in parts)]
 
@@ -71,11 +71,13 @@ def _first_of_each(config: Config) -> Iterator[Row]:
     shown: set[object] = set()
     for key in keys(config):
         path = within(key.name, whole)
+        if within(key.name, hidden) is not None:
+            continue
         if path is None:
             row = _row(key)
             *_, section, name = ["", *key.name.split(".")]
             alike = (name, *row[1:])
-            if within(key.name, hidden) is None and alike not in shown and key.default != section:
+            if alike not in shown and key.default != section:
                 shown.add(alike)
                 yield row
         elif path not in shown:
@@ -132,13 +134,10 @@ def main(argv: list[str]) -> int | None:
     rows = key_table(parts, every=arguments.all, config=config)
     width = max(len(name) for name, *_ in rows)
     for row in rows:
-        print(_paragraph(row) if sys.stdout.isatty() else _line(row, width))
+        name, kind, default, meaning = row
+        line = f"{name:<{width}}  {default}  ({kind})  {meaning}".rstrip()
+        print(_paragraph(row) if sys.stdout.isatty() else line)
     return None
-
-
-def _line(row: Row, width: int) -> str:
-    name, kind, default, meaning = row
-    return f"{name:<{width}}  {default}  ({kind})  {meaning}".rstrip()
 
 
 def _paragraph(row: Row) -> str:

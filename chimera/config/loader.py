@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from chimera.config.source import Setting
 from chimera.core.errors import ConfigError, likeness
 
-SECRET_KEY = re.compile(r"api_?key|token$|secret|passw|credential", re.IGNORECASE)
+SECRET_KEY = re.compile(r"api[-_]?key|token$|secret|passw|credential|^(?:proxy-)?authorization$", re.IGNORECASE)
 """Matches the last part of a key if its value is probably a secret."""
 ALIKE = 0.7
 """How alike the last part of an unknown key and that of a valid one must be for it to be named."""
@@ -97,7 +97,13 @@ class Key:
     @property
     def type(self) -> str:
         """What it takes, as shown in documentation: "whole number >= 1"."""
-        return _type_name(self.field)
+        bounds = [
+            f"{sign} {getattr(item, name):.12g}"
+            for item in self.field.metadata
+            for name, sign in _BOUNDS.items()
+            if getattr(item, name, None) is not None
+        ]
+        return " ".join([_annotation_name(self.field.annotation), *bounds])
 
     @property
     def description(self) -> str:
@@ -276,8 +282,8 @@ def check_keys(
     checked: dict[str, Setting] = {}
     for key, setting in settings.items():
         if key in names or within(key, mappings):
-            if key not in names and isinstance(setting.value, str):
-                _refuse_secret(key, setting)
+            if within(key, mappings):
+                _refuse_secret(key, setting.value, setting.place)
             checked[key] = setting
         elif any(name.startswith(f"{key}.") for name in names):
             if setting.value not in (None, {}):
@@ -317,19 +323,23 @@ def _unknown(key: str, setting: Setting, names: list[str], names_elsewhere: Mapp
     parent, _, last = key.rpartition(".")
     if parent in names:
         return f"{parent} {setting.place} takes one value, it has no key {last}"
-    _refuse_secret(key, setting)
+    _refuse_secret(key, "", setting.place)
     if near := _nearest_key(parent, (last, names_elsewhere.get(last, last)), names):
-        return f"unknown key {key} {setting.place}: the nearest key is {near} (python -m chimera config lists all)"
+        return f"unknown key {key} {setting.place}: the nearest key is {near} (config --all lists all)"
     section = parent.removeprefix("pipeline.") if any(name.startswith(f"{parent}.") for name in names) else ""
-    listed = f"config {section} lists the keys of {parent}" if section else "config lists all"
+    listed = f"config {section} lists the keys of {parent}" if section else "config --all lists all"
     return f"unknown key {key} {setting.place}: no key is like it (python -m chimera {listed})"
 
 
-def _refuse_secret(key: str, setting: Setting) -> None:
+def _refuse_secret(key: str, value: Any, place: str) -> None:
+    """Raise ConfigError if a text is probably a secret by its key, here or in the lists and mappings of `value`."""
+    for name, part in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        _refuse_secret(f"{key}.{name}", part, place)
     last = key.rpartition(".")[2]
-    if SECRET_KEY.search(last) and not last.endswith(("_name", "_env", "_file", "_path")):  # Where a secret is.
+    hidden = SECRET_KEY.search(last) and not last.endswith(("_name", "_env", "_file", "_path"))  # Where a secret is.
+    if hidden and isinstance(value, str):
         raise ConfigError(
-            f"{key} {setting.place} looks like a secret: put it into the environment or .env "
+            f"{key} {place} looks like a secret: put it into the environment or .env "
             "(.env.example lists the names), never into the configuration"
         )
 
@@ -366,16 +376,6 @@ def _explain(error: ValidationError, settings: Mapping[str, Setting], types: Map
 def _shown(key: str, value: Any) -> str:
     text = json.dumps(value)
     return "a value not shown here" if SECRET_KEY.search(key) or re.search(r"//[^/]*@", text) else text
-
-
-def _type_name(field: FieldInfo) -> str:
-    bounds = [
-        f"{sign} {getattr(item, name):.12g}"
-        for item in field.metadata
-        for name, sign in _BOUNDS.items()
-        if getattr(item, name, None) is not None
-    ]
-    return " ".join([_annotation_name(field.annotation), *bounds])
 
 
 def _annotation_name(annotation: Any) -> str:

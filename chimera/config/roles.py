@@ -129,7 +129,8 @@ GRADING: tuple[str, ...] = ("PeerReviewer", "SafetyOfficer", "PrincipalInvestiga
 """The roles that grade other roles' answers. The deterministic rubric can play only these."""
 SAFETY, DECIDER = GRADING[1:3]
 """Who reviews for harm, and who decides."""
-GROUPS: dict[str, tuple[str, ...]] = {"juniors": JUNIORS, "seniors": ("HypothesisRefiner", "ProtocolDesigner")}
+SUPERVISOR, REFINER, DESIGNER = "Supervisor", "HypothesisRefiner", "ProtocolDesigner"
+GROUPS: dict[str, tuple[str, ...]] = {"juniors": JUNIORS, "seniors": (REFINER, DESIGNER)}
 """Names of groups of roles, for the lists of roles that a phase trains."""
 
 

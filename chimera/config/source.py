@@ -1,7 +1,7 @@
 """Reading settings: YAML files and dotted overrides become flat settings, each with the place where it was set."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -63,7 +63,7 @@ def to_yaml(value: dict[str, Any]) -> str:
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
-def read_yaml(path: Path) -> dict[str, Setting]:
+def read_yaml(path: Path) -> Mapping[str, Setting]:
     """Read a YAML file into settings by dotted key.
 
     Raises:
@@ -78,13 +78,9 @@ def read_yaml(path: Path) -> dict[str, Setting]:
     return parse_yaml(text, str(path))
 
 
-def parse_yaml(text: str, name: str) -> dict[str, Setting]:
-    """Read YAML text into settings by dotted key; `name` is the file's name in messages."""
-    return dict(_parse(text, name))
-
-
 @lru_cache(maxsize=8)  # A run's settings are read many times, and PyYAML is slow: a third of a report's verification.
-def _parse(text: str, name: str) -> dict[str, Setting]:
+def parse_yaml(text: str, name: str) -> Mapping[str, Setting]:
+    """Read YAML text into settings by dotted key; `name` is the file's name in messages."""
     settings: dict[str, Setting] = {}
     try:
         loader = _Loader(text)
@@ -134,6 +130,9 @@ def _flatten(
             raise ConfigError(
                 f"{name}:{_line(key_node)}: a key must be a name, got {getattr(key_node, 'value', key_node)!r}"
             )
+        if prefix and "." in key_node.value:
+            remedy = "write one below the other, or take a name without a dot"
+            raise ConfigError(f"{name}:{_line(key_node)}: {key_node.value!r} would be a section and its key: {remedy}")
         path = (*prefix, key_node.value)
         dotted = ".".join(path)
         earlier = settings.get(dotted) or next((s for k, s in settings.items() if k.startswith(dotted + ".")), None)

@@ -13,6 +13,7 @@ from chimera.config.loader import AnyPath, ConfigSection, When, check_keys, effe
 from chimera.config.names_elsewhere import GONE, NAMES, OF_RUN, OPTIONS
 from chimera.config.pipeline import DEFAULT, SETTINGS_OF, PhaseSettings, Pipeline, PlainPhase, SettingsOf, algorithm_of
 from chimera.config.roles import DECIDER, GRADING, JUDGE, RolesConfig, expand
+from chimera.config.sections.bundled import heeds_guidance
 from chimera.config.sections.cluster import ClusterConfig
 from chimera.config.sections.data import DataConfig
 from chimera.config.sections.evaluation import EvaluationConfig
@@ -26,6 +27,7 @@ from chimera.config.source import COMMAND_LINE, Setting, parse_overrides, read_y
 from chimera.config.trial import FROM_TRIAL, trial_sizes
 from chimera.core.errors import ConfigError, suggestion
 from chimera.core.files import check_utf8
+from chimera.core.types import POLICIES
 
 TAKEN = (
     *("base", "final", "all", "ledger", "eval", "rollout", "protocols", "artifact"),
@@ -64,11 +66,13 @@ class Config(ConfigSection):
     @model_validator(mode="after")
     def _names_are_known(self) -> Self:
         for name in self.pipeline:
-            if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name in (*type(self).model_fields, *TAKEN):
+            if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name) or name in (*type(self).model_fields, *TAKEN):
                 raise ValueError(
-                    f"pipeline.{name}: a phase's name has small letters, digits and _ only, and is none of "
+                    f"pipeline.{name}: a phase's name has at most 40 small letters, digits and _, and is none of "
                     f"{', '.join(TAKEN)} and the sections of the configuration"
                 )
+        if keys := sorted({*POLICIES} & {*self.models}):
+            raise ValueError(f"models.{keys[0]}: tables of versions name a policy {keys[0]!r}: rename the slot")
         for place, slot in self._places_of_slots():
             if slot not in self.models:
                 near = suggestion(slot, self.models, f"there are {', '.join(self.models)}")
@@ -109,8 +113,9 @@ class Config(ConfigSection):
         return judges[int.from_bytes(hashlib.sha256(task_id.encode()).digest()[:4], "big") % len(judges)]
 
     def used(self) -> dict[str, ModelConfig]:
-        """The slots that roles use, those of second models too."""
-        playing = {*self.roles.slots().values(), *self.society.fallback.values(), *self.rollouts.judges}
+        """The slots that roles use, those of second models of roles that work too."""
+        second = {slot for role, slot in self.society.fallbacks().items() if self.away(role) is None}
+        playing = {*self.roles.slots().values(), *second, *self.rollouts.judges}
         return {name: model for name, model in self.models.items() if name in playing}
 
     def served(self) -> dict[str, ModelConfig]:
@@ -167,19 +172,27 @@ class Config(ConfigSection):
                 reasons[f"roles.{role}.tools"] = reasons["tools"] = "society.max_tool_calls is 0"
             elif role == JUDGE or self.models[slot].kind == "rubric":
                 reasons[f"roles.{role}.tools"] = "the judge and rubrics call no tools"
-        for name in self.society.guidance:
-            deaf = [self.deaf(role) for role in expand([name], "society.guidance")]
-            if None not in deaf:
-                reasons[f"society.guidance.{name}"] = "; ".join(sorted(filter(None, deaf)))
+        if self.evaluation.auditor.kind == "none":
+            reasons["gate.alarm"] = "there is no second judge (evaluation.auditor.kind is 'none')"
+        for key, why_not in (("guidance", self.deaf), ("fallback", self.away)):
+            for name in getattr(self.society, key):
+                because = [why_not(role) for role in expand([name], f"society.{key}")]
+                if None not in because:
+                    reasons[f"society.{key}.{name}"] = "; ".join(sorted(filter(None, because)))
         for name, model in self.served().items():
             if model.adapter_rank and not self.lora_ranks(name):  # Slots inherit it, and may learn otherwise.
                 reasons[f"models.{name}.adapter_rank"] = "no phase trains LoRA adapters of these weights (lora_rank)"
         return reasons
 
+    def away(self, role: str) -> str | None:
+        """Why no model plays `role` when the society works; None if one does, or may with a graph that is learned."""
+        learned = any(phase.algorithm == "aflow" or ":" in phase.algorithm for phase in self.pipeline.values())
+        return None if learned or self.society.graph.plays(role) else f"{role} does not work in society.graph"
+
     def deaf(self, role: str) -> str | None:
         """Why guidance changes nothing in what `role` says; None if it may."""
-        from chimera.config.sections.bundled import heeds_guidance
-
+        if away := self.away(role):
+            return away
         slot = self.slot(role)
         model = self.models[slot]
         if model.kind == "rubric":
@@ -227,7 +240,8 @@ def load_config(
     for key, setting in (*file.items(), *command_line.items()):
         check_utf8([key, setting.value], f"{key} {setting.place}", ConfigError)
     file, command_line = _with_graph(file), _with_graph(command_line)
-    phases = _phases(file, command_line)
+    # A file's pipeline lists all phases of the run; overrides may add others.
+    phases = tuple(dict.fromkeys((*(_below(file, "pipeline") or DEFAULT), *_below(command_line, "pipeline"))))
     file, command_line = _in_full(file, phases), _in_full(command_line, phases)
     tree = _shape(overlay(file, command_line), phases, settings_of)
     if trial:
@@ -258,12 +272,6 @@ def _with_graph(settings: Mapping[str, Setting]) -> dict[str, Setting]:
         return dict(settings)
     in_file = {f"{GRAPH}.{key}": setting for key, setting in read_yaml(Path(graph.value).expanduser()).items()}
     return {**in_file, **{key: setting for key, setting in settings.items() if key != GRAPH}}
-
-
-def _phases(file: Mapping[str, Setting], command_line: Mapping[str, Setting]) -> tuple[str, ...]:
-    """The names of the phases: those in the file, or the default ones; then those that only overrides name."""
-    listed = _below(file, "pipeline")
-    return tuple(dict.fromkeys((*(listed or DEFAULT), *_below(command_line, "pipeline"))))
 
 
 def _below(settings: Mapping[str, Setting], section: str) -> list[str]:

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Literal
 
 from chimera.core.errors import DataError
+from chimera.core.files import place_of_bad_byte
 from chimera.core.types import Section
 
 LONGEST = 20_000
 """Longest abstract in characters; whole papers belong in a search index, not in a prompt."""
-MOST_BYTES = 4 * LONGEST + 3
-"""Most bytes that are read: an abstract of `LONGEST` characters in UTF-8 with a byte order mark is never longer."""
 
 _LABEL = re.compile(r"(?:^|(?<=[.!?)]\s))[ \t]*([A-Z][A-Z0-9 &/,()-]{2,60}):\s", re.MULTILINE)
 
@@ -30,19 +29,16 @@ def read_abstract(path: Path) -> tuple[Section, ...]:
         DataError: The file cannot be read, is no text, is empty, or is longer than `LONGEST`.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-        text = content.decode("utf-8-sig") if len(content) <= MOST_BYTES else ""
+        with path.open(encoding="utf-8-sig") as file:
+            text = file.read(LONGEST + 1)
     except OSError as error:
         raise DataError(f"--context {path}: cannot be read ({error.strerror or error})") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"--context {path}: byte {error.start} is not UTF-8: give a plain text file") from error
-    if len(content) > MOST_BYTES:
-        raise DataError(f"--context {path}: over {LONGEST:,} characters, the most allowed: give the abstract only")
+        raise DataError(f"--context {path}: {place_of_bad_byte(path)} is not UTF-8: give a plain text file") from error
     if not text.strip():
         raise DataError(f"--context {path}: the file is empty: it should hold an abstract")
     if len(text) > LONGEST:
-        raise DataError(f"--context {path}: {len(text):,} characters, at most {LONGEST:,}: give the abstract only")
+        raise DataError(f"--context {path}: over {LONGEST:,} characters, the most allowed: give the abstract only")
     return sections(text)
 
 
@@ -113,11 +109,8 @@ def statistics(text: str) -> list[Significance]:
     text = text.replace("\u2212", "-")
     classes: list[Significance] = []
     for sign, number in _P_VALUE.findall(text):
-        value = float(number)
-        if sign == ">":
-            classes.append("not significant")
-        else:
-            classes.append("significant" if value < 0.05 else "borderline" if value < 0.10 else "not significant")
+        value = 1.0 if sign == ">" else float(number)  # The most that it may be.
+        classes.append("significant" if value < 0.05 else "borderline" if value < 0.10 else "not significant")
     for low, high in _INTERVAL.findall(text):
         none = 1.0 if float(low) > 0 and _RATIO.search(text) else 0.0
         classes.append("not significant" if float(low) <= none <= float(high) else "significant")

@@ -52,10 +52,8 @@ def check_packages() -> None:
     for name in PACKAGES:
         spec = find_spec(name)
         file = Path(spec.origin) if spec is not None and spec.origin else None
-        if file is None or file.resolve().parents[1] != HOME:
+        if file is None or file.resolve().parents[1] != HOME or NAMED_IN_EACH not in file.read_text(encoding="utf-8"):
             raise ConfigError(_foreign(name, file.parent if file else None))
-        if NAMED_IN_EACH not in file.read_text(encoding="utf-8"):
-            raise ConfigError(_foreign(name, file.parent))
 
 
 def _foreign(name: str, folder: Path | None) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from html import unescape
 
-from chimera.core.unspaced import CHARACTERS, count_words, starts_run
+from chimera.core.unspaced import CHARACTERS, count_words, pairs, starts_run
 
 MIN_QUOTE_WORDS = 3
 """Fewest words of a quote. Shorter fragments occur in almost any text, so they never count as found."""
@@ -70,14 +70,21 @@ def fingerprint(text: str, salt: str) -> Fingerprint:
     A text without words has no digests and occurs nowhere.
     """
     ours = words(text)
-    length = min(RUN, len(ours))
+    length = min(RUN * len(ours) // max(1, count_of(ours)), len(ours))
     return Fingerprint(salt, length, frozenset(_digests(ours, length, salt)))
 
 
 def words(text: str) -> list[str]:
-    """Words of `text` for comparison: no tags, entities, accents, invisible characters, case or punctuation."""
+    """Words of `text` for comparison: no tags, entities, accents, invisible characters, case or punctuation; pairs of
+    neighbouring characters where no spaces stand between words."""
     text = re.sub(r"</?[a-zA-Z][^<>]{0,200}>", "", unescape(text))
-    return re.findall(r"[^\W_]+", "".join(filter(_counts, unicodedata.normalize("NFKD", text.casefold()))))
+    text = "".join(filter(_counts, unicodedata.normalize("NFKD", text.casefold())))
+    return re.findall(r"[^\W_]+", pairs(text))
+
+
+def count_of(words: Sequence[str]) -> int:
+    """The number of `words`, of which two pairs of characters count as one."""
+    return len(words) - sum(map(starts_run, words)) // 2
 
 
 def _counts(character: str) -> bool:

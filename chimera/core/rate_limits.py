@@ -40,7 +40,7 @@ def retry_after(value: str | None) -> float | None:
     except ValueError:
         try:
             moment = parsedate_to_datetime(value or "")
-        except ValueError:
+        except (ValueError, OverflowError):  # The latter of a zone with many digits.
             return None
         return max(0.0, (moment.replace(tzinfo=moment.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
     return seconds if 0 <= seconds < math.inf else None
@@ -95,6 +95,8 @@ class RateLimits:
                 now = self._now()
                 end = now + self._limit_s if end is None else end
                 if now >= end:
+                    if not self._limit_s:
+                        raise
                     raise self._ending(server, error) from error
                 self._pause(server, error, now, end)
             else:
@@ -115,8 +117,6 @@ class RateLimits:
             )
 
     def _ending(self, server: _Server, error: RateLimited) -> ModelError:
-        if not self._limit_s:
-            return error
         named = "" if error.wait_s is None else f" and names {_clock(error.wait_s)} for the next"
         text = f"{error}: for {self._limit_s:g} s (rollouts.pause_s) it has refused"
         if server.answered > self._now() - self._limit_s:

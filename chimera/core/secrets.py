@@ -34,7 +34,7 @@ SETTINGS: Mapping[str, str] = {
     "WANDB_BASE_URL": "address of a Weights & Biases server of your own",
     "OMP_WAIT_POLICY": "set to PASSIVE unless you set it: waiting threads then leave the cores to other processes",
     "RAY_TMPDIR": "folder of Ray's notes on this machine's clusters; set to the system's unless you set it",
-    "CUDA_VISIBLE_DEVICES": "the GPUs that may be used; the juniors are fine-tuned on the first of them",
+    "CUDA_VISIBLE_DEVICES": "the GPUs that may be used; a fine-tuning takes the first of them, or one for each rank",
     "HTTP_PROXY": "proxy for the web (also HTTPS_PROXY and ALL_PROXY); calls to this machine never go through it",
     "NO_PROXY": "addresses that no proxy is used for; Chimera adds this machine's own",
     "NO_COLOR": "any value: tables and progress are printed without colour",
@@ -86,11 +86,8 @@ def load_secrets(names: Iterable[str] = (), *, env_file: Path | str = ".env") ->
         stored = dotenv_values(path, interpolate=False) if path.is_file() else {}
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read as UTF-8 text ({error}): save it as plain text") from error
-    values: dict[str, str] = {}
-    for name in (*SECRETS, *names):
-        value = os.environ.get(name) or stored.get(name)
-        if value and value.strip():
-            values[name] = value.strip()
+    read = {name: (os.environ.get(name) or stored.get(name) or "").strip() for name in (*SECRETS, *names)}
+    values = {name: value for name, value in read.items() if value}
     for name, value in values.items():
         register_secret(name, value)
         if name in READ_BY_LIBRARIES:

@@ -18,6 +18,9 @@ LABELS: tuple[Label, ...] = get_args(YesNoMaybe)
 """The answers of a task without options."""
 DECISIONS: tuple[Decision, ...] = get_args(Decision)
 
+SELECTION, GUIDANCE, GRAPH = POLICIES = "selection", "guidance", "graph"
+"""The keys of policies that are no weights in tables of versions, where slots are the keys of weights."""
+
 DECISION_OF_LABEL: dict[Label, Decision] = {"yes": "GO", "no": "NO-GO", "maybe": "UNDECIDED"}
 
 SOURCE_NAMES: dict[Source, str] = {

@@ -60,12 +60,11 @@ class Mapped:
         columns = {field.name: _column(field.name, getattr(config, field.name), table) for field in fields(cls)}
         return cls(**columns)
 
-    @property
-    def needed(self) -> list[str]:
-        """The columns that have to be read."""
+    def needed(self, table: Table) -> list[str]:
+        """The columns of the table that have to be read: a name of ours may lead into a column of records."""
         names = [getattr(self, field.name) for field in fields(self)]
         single = [name for part in names if part is not None for name in ((part,) if isinstance(part, str) else part)]
-        return list(dict.fromkeys(single))
+        return list(dict.fromkeys(name if name in table.columns else name.partition(".")[0] for name in single))
 
 
 def _column(part: str, columns: Columns, table: Table) -> Any:
@@ -125,7 +124,7 @@ def load_own(config: DataConfig) -> list[ResearchTask]:
     tasks: list[ResearchTask] = []
     rows: dict[str, str] = {}
     same: Counter[str] = Counter()
-    for row in table.rows(_heads(reader.columns.needed, table)):
+    for row in table.rows(reader.columns.needed(table)):
         task = reader.task(row)
         if not task.id:
             task = replace(task, id=_content_id(task, same))
@@ -150,12 +149,6 @@ def _content_id(task: ResearchTask, same: Counter[str]) -> str:
     digest = f"row-{hashlib.sha256(content.encode()).hexdigest()[:ID_DIGITS]}"
     same[digest] += 1
     return digest if same[digest] == 1 else f"{digest}-{same[digest]}"
-
-
-def _heads(names: Sequence[str], table: Table) -> list[str]:
-    """The table's columns that hold `names`, some of which may lead into nested records."""
-    heads = (name if name in table.columns else name.partition(".")[0] for name in names)
-    return list(dict.fromkeys(heads))
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +233,7 @@ class _Reader:
         return tuple(Option(name, text) for name, text in pairs)
 
     def _offered(self, row: TableRow) -> Any:
-        """The options as the row has them: texts by name, or a list of texts."""
+        """The options as the row has them: pairs of name and text, or a list of texts."""
         column = self.columns.options
         if not isinstance(column, str):
             return None if column is None else [self._value(row, part) for part in column]
@@ -251,22 +244,24 @@ class _Reader:
             except ValueError:
                 value = None
         if isinstance(value, Mapping) and set(value) == {"label", "text"}:
-            value = dict(self._paired(row, "options", value["label"], value["text"]))
+            return self._paired(row, "options", value["label"], value["text"])
         for name, text in (("key", "value"), ("label", "text")):
             if isinstance(value, list) and value and all(isinstance(part, Mapping) and name in part for part in value):
-                value = {part[name]: part.get(text) for part in value}
-        return value
+                return self._paired(row, "options", [part[name] for part in value], [part.get(text) for part in value])
+        return tuple(value.items()) if isinstance(value, Mapping) else value
 
-    def _paired(self, row: TableRow, what: str, names: Any, texts: Any) -> list[tuple[str, Any]]:
+    def _paired(self, row: TableRow, what: str, names: Any, texts: Any) -> tuple[tuple[Any, Any], ...]:
         """Names and texts that a row has as two lists."""
         if not (isinstance(names, list) and isinstance(texts, list) and len(names) == len(texts)):
             raise self._fault(row, f"the {what} have names {names!r:.40} for texts {texts!r:.40}; give a name for each")
-        return list(zip(names, texts, strict=True))
+        return tuple(zip(names, texts, strict=True))
 
     def _pairs(self, row: TableRow, offered: Any) -> list[tuple[str, str]]:
         """Name and text of each option; an option that is null, or an empty text in a list, is left out."""
-        if isinstance(offered, Mapping):
-            return [(str(name).strip(), str(text).strip()) for name, text in offered.items() if text is not None]
+        if isinstance(offered, tuple):
+            if unnamed := [name for name, _ in offered if not isinstance(name, str | int | float)]:
+                raise self._fault(row, f"an option's name is {unnamed[0]!r:.40}; give each a text or a number")
+            return [(str(name).strip(), str(text).strip()) for name, text in offered if text is not None]
         if not isinstance(offered, list):
             raise self._fault(
                 row,

@@ -66,11 +66,6 @@ def check_file(path: Path, remedy: str) -> None:
         raise DataError(f"{path}: is {what}, not a file; give the path of a file")
 
 
-def is_hub_name(path: str) -> bool:
-    """True if `path` has the form owner/name and is neither a file nor a folder here."""
-    return bool(HUB_NAME.fullmatch(path)) and not path.endswith((*SUFFIXES, ".json")) and not Path(path).exists()
-
-
 def open_table(path: str, subset: str | None, split: str) -> Table:
     """The table at `path`: a file, a folder, or a data set's name on the hub.
 
@@ -81,10 +76,9 @@ def open_table(path: str, subset: str | None, split: str) -> Table:
     Raises:
         DataError: It cannot be read, or is of another type.
     """
-    if is_hub_name(path):
-        return _of_datasets(path, subset, split)
     file = Path(path).expanduser()
-    if file.is_dir():
+    on_hub = HUB_NAME.fullmatch(path) and not path.endswith((*SUFFIXES, ".json")) and not file.exists()
+    if on_hub or file.is_dir():
         return _of_datasets(str(file), subset, split)
     check_file(file, "give your file, a folder, owner/name of the hub, or data.path=generated")
     suffix = file.suffix.lower()

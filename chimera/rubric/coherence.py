@@ -10,7 +10,8 @@ from chimera.rubric.words import ASKS_HIGHER, ASKS_LOWER
 
 Significance = Literal["significant", "borderline", "not significant"]
 
-_P_VALUE = re.compile(r"\bp\s*([=<>≤≥])\s*(\d*\.?\d+)", re.IGNORECASE)
+_P_VALUE = re.compile(r"\bp\s*([=<>≤≥])\s*(\d*[.,·]?\d+)(?:(?:e|\s*[x×*·]\s*10\s?[\^(]?)([-−–]\d+))?", re.IGNORECASE)
+_AS_IN_PYTHON = str.maketrans(",·−–", "..--")
 _INTERVAL = re.compile(
     r"\bCI:?\s*([-−]?(?:\d+(?:\.\d+)?|\.\d+))\s*(?:to|,|;|–)\s*([-−]?(?:\d+(?:\.\d+)?|\.\d+))", re.IGNORECASE
 )
@@ -84,14 +85,14 @@ def _counted(clause: str) -> Significance | None:
     """Significance by the p-value (below 0.05, below 0.10), or else by whether the interval excludes its null value."""
     p_value, interval = _P_VALUE.search(clause), _INTERVAL.search(clause)
     if p_value:
-        value = float(p_value[2])
+        value = float(f"{p_value[2]}e{p_value[3] or 0}".translate(_AS_IN_PYTHON))
         if p_value[1] in "<≤":
             return "significant" if value <= 0.05 else "borderline" if value <= 0.10 else None
         if p_value[1] in ">≥":
             return "not significant" if value >= 0.05 else None
         return "significant" if value < 0.05 else "borderline" if value < 0.10 else "not significant"
     if interval:
-        low, high = (float(bound.replace("−", "-")) for bound in interval.groups())
+        low, high = (float(bound.translate(_AS_IN_PYTHON)) for bound in interval.groups())
         null = 1.0 if _RATIO.search(clause) else 0.0
         return "significant" if (low - null) * (high - null) > 0 else "not significant"
     return None

@@ -270,7 +270,12 @@ class Run:
             RunError: A resumed run keeps one of them.
         """
         changed = differences(effective(self.config), effective(config) | {"runs_dir": self.config.runs_dir.as_posix()})
-        begun = tuple(f"pipeline.{name}." for name in unfinished(self.events()) if self._has_work(name))
+        begun = tuple(
+            f"pipeline.{event['phase']}."
+            for event in self.events()
+            if event["event"] in ("phase_learned", "phase_finished")
+            or (event["event"] == "phase_started" and self._has_work(event["phase"]))
+        )
         same = same_inputs(self.events(), config)
         relevant = [key for key in changed if key not in same and not key.endswith(FREE_ON_RESUME)]
         if fixed := [key for key in relevant if key.startswith(FIXED_ON_RESUME + begun)]:
@@ -294,17 +299,6 @@ def _rollouts(phase: str) -> str:
 def is_trial(events: Iterable[Mapping[str, Any]]) -> bool:
     """True if `--quick` made the run."""
     return any(event.get("trial") for event in events)
-
-
-def unfinished(events: Iterable[Mapping[str, Any]]) -> set[str]:
-    """The phases that were started and not finished. They keep their settings, with which their records were made."""
-    phases: set[str] = set()
-    for event in events:
-        if event["event"] == "phase_started":
-            phases.add(event["phase"])
-        elif event["event"] == "phase_finished":
-            phases.discard(event["phase"])
-    return phases
 
 
 def phases_before(events: Iterable[Mapping[str, Any]], phase: str) -> set[str] | None:

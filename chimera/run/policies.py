@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from chimera.core.errors import RunError
+from chimera.core.types import GRAPH, GUIDANCE, SELECTION
 
 Part = Literal["weights", "choice", "guidance", "graph"]
 """What a policy replaces: the weights of a slot, the model that chooses among hypotheses, what roles are told, or who
@@ -21,8 +22,6 @@ WENT_LIVE = "went_live"
 ROLLED_BACK = "rolled_back"
 BY_MODEL = "supervisor"
 """The policy name of choices that the supervisor's model made."""
-SELECTION, GUIDANCE, GRAPH = "selection", "guidance", "graph"
-"""The keys of policies that are no weights in tables of versions, where slots are the keys of weights."""
 SOCIETY = "society"
 """The target of guidance and graph, which are of the whole society."""
 

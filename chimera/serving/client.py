@@ -173,9 +173,7 @@ class HttpModel:
         Raises:
             ModelError: The model gave no answer, or its answer is no chat completion.
         """
-        request = self.request(key, messages, **options)
-        if n > 1:
-            request["n"] = n
+        request = self.request(key, messages, **options) | ({"n": n} if n > 1 else {})
         return self.read(key, await self.ask(key, request))
 
     def read(self, key: str, body: bytes) -> list[Completion]:
@@ -185,13 +183,13 @@ class HttpModel:
     def request(
         self, key: str, messages: Sequence[Mapping[str, Any]], **options: Unpack[RequestOptions]
     ) -> dict[str, Any]:
-        """The body of the HTTP request that `complete` sends for these arguments.
+        """The body of the HTTP request for these arguments, the same whatever the server has refused (see `sent`).
 
         Raises:
             ModelError: `key` has no endpoint.
         """
         endpoint, tools = self._endpoint(key), options.get("tools")
-        response_format, seed = options.get("response_format"), options.get("seed")
+        form, seed = options.get("response_format"), options.get("seed")
         request: dict[str, Any] = {
             "model": endpoint.model,
             "messages": list(messages),
@@ -206,13 +204,15 @@ class HttpModel:
             request["reasoning_effort"] = endpoint.reasoning_effort
         if tools:
             request["tools"] = list(tools)
-        if response_format and (endpoint.structured == "always" or (endpoint.structured == "final" and not tools)):
-            request["response_format"] = (
-                bounded(response_format, endpoint.max_tokens) if endpoint.bounded else response_format
-            )
+        if form and (endpoint.structured == "always" or (endpoint.structured == "final" and not tools)):
+            request["response_format"] = bounded(form, endpoint.max_tokens) if endpoint.bounded else form
         if seed is not None:
             request["seed"] = seed
-        return self._shared.refused.without(endpoint.place, request | dict(endpoint.extra_body))
+        return request | dict(endpoint.extra_body)
+
+    def sent(self, key: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        """A request's body as the server of `key` is sent it: without the fields that it has refused."""
+        return self._shared.refused.without(self._endpoint(key).place, request)
 
     async def ask(self, key: str, request: Mapping[str, Any]) -> bytes:
         """Send a request's body to the server of `key`; returns the body of its answer, not yet parsed.
@@ -267,7 +267,8 @@ class HttpModel:
         except BadAnswerError as error:
             raise ModelError(f"{where} {error}", retriable=True) from error
         except NoAnswerError as error:
-            raise UnreachableError(f"{where} cannot be reached: is the server running?", retriable=True) from error
+            text = f"{where} cannot be reached ({error}): is the server running, and its address right?"
+            raise UnreachableError(text, retriable=True) from error
         if answer.status in REFUSALS:
             raise RefusedRequest(f"{where} {_refused(answer)}", answer.error())
         if answer.status == 429:
@@ -291,8 +292,7 @@ class HttpModel:
 
     def where(self, key: str) -> str:
         """The model of `key` and its address, as named in errors."""
-        endpoint = self._endpoint(key)
-        return f"model {key!r} ({endpoint.place})"
+        return f"model {key!r} ({self._endpoint(key).place})"
 
     def _endpoint(self, key: str) -> Endpoint:
         if key not in self.endpoints:

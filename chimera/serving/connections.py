@@ -133,7 +133,8 @@ class Connections:
             reason = _line(error).partition(": <")[0]
             raise BadAnswerError(f"sent an answer that is broken off or no HTTP: {reason}") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise NoAnswerError(_line(error)) from error
+            # That of others may be an address alone, even the environment's proxy with its password.
+            raise NoAnswerError(_line(error) if isinstance(error, OSError) else type(error).__name__) from error
 
     def _session(self, url: str) -> aiohttp.ClientSession:
         elsewhere = urlsplit(url).hostname not in LOOPBACK

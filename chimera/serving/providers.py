@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from chimera.core.errors import ConfigError, ModelError, UnreachableError
 from chimera.core.rate_limits import RateLimited, named_wait
+from chimera.serving.client import LONGEST_MESSAGE, Endpoint
 from chimera.serving.requests.refusals import BUSY, REFUSALS, RefusedRequest, words
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
     from langchain_core.messages import AIMessage, BaseMessage
-
-    from chimera.serving.client import Endpoint
 
 EXTRAS: Mapping[str, str] = {
     "anthropic": "anthropic",
@@ -47,8 +46,6 @@ CREDENTIALS: Mapping[str, tuple[str, ...]] = {
     "azure_openai": ("OPENAI_API_VERSION",),
 }
 """Environment variables that a provider's package reads itself."""
-LONGEST = 1000
-"""Most characters of a provider's error message that are kept."""
 LANGCHAIN = "langchain"
 """The key in a message of LangChain's own form of it, which goes back to the provider with thoughts and signatures."""
 REFUSALS_OF_PROVIDERS = (
@@ -58,7 +55,7 @@ REFUSALS_OF_PROVIDERS = (
 """Why providers say that an answer ended where they refused it or held it back."""
 
 
-def chat_model(endpoint: "Endpoint", setting: str) -> "BaseChatModel":
+def chat_model(endpoint: Endpoint, setting: str) -> "BaseChatModel":
     """LangChain's chat model of an endpoint.
 
     Args:
@@ -91,12 +88,12 @@ def chat_model(endpoint: "Endpoint", setting: str) -> "BaseChatModel":
     return model
 
 
-def _keyless(endpoint: "Endpoint") -> bool:
+def _keyless(endpoint: Endpoint) -> bool:
     """True if the provider's credentials are no key, or it needs none."""
     return (endpoint.provider or "").startswith(KEYLESS)
 
 
-def _options(endpoint: "Endpoint") -> dict[str, Any]:
+def _options(endpoint: Endpoint) -> dict[str, Any]:
     """Address, key and limits, under the names that most providers share. Further tries are the client's."""
     options: dict[str, Any] = {"base_url": endpoint.base_url} if endpoint.base_url else {}
     if endpoint.provider == "ollama":
@@ -118,7 +115,7 @@ class ProviderModels:
     def __init__(self) -> None:
         self._models: dict[tuple[Any, ...], BaseChatModel] = {}
 
-    async def answer(self, endpoint: "Endpoint", request: Mapping[str, Any], where: str) -> dict[str, Any]:
+    async def answer(self, endpoint: Endpoint, request: Mapping[str, Any], where: str) -> dict[str, Any]:
         """Answer a request for an OpenAI chat completion.
 
         Args:
@@ -144,7 +141,7 @@ class ProviderModels:
             raise explained(where, error) from error
         return completion(message, endpoint.model)
 
-    def _model(self, endpoint: "Endpoint") -> "BaseChatModel":
+    def _model(self, endpoint: Endpoint) -> "BaseChatModel":
         options = repr(sorted(endpoint.provider_options.items()))
         place = endpoint.provider, endpoint.base_url, endpoint.model, endpoint.api_key, endpoint.timeout_s, options
         if place not in self._models:
@@ -257,9 +254,10 @@ def explained(where: str, error: Exception) -> ModelError:
         text = f"{where} answered {status}: {_line(error)}"
         if status in REFUSALS:
             return RefusedRequest(text, getattr(error, "body", None))
+        wait_s = named_wait(getattr(getattr(error, "response", None), "headers", {}))
         if status == 429:
-            return RateLimited(text, named_wait(getattr(getattr(error, "response", None), "headers", {})))
-        return ModelError(text, retriable=status in BUSY or status >= 500)
+            return RateLimited(text, wait_s)
+        return ModelError(text, retriable=status in BUSY or status >= 500, wait_s=wait_s)
     if isinstance(error, ConnectionError) or "Connect" in type(error).__name__:
         return UnreachableError(f"{where} cannot be reached ({_line(error)}): is its address right?", retriable=True)
     return ModelError(f"{where} failed: {type(error).__name__}: {_line(error)}")
@@ -288,4 +286,4 @@ def _bad_answer(error: BaseException | None) -> str | None:
 
 def _line(error: Exception) -> str:
     text = words(getattr(error, "body", None)) or str(error)
-    return " ".join(text.encode("utf-8", "replace").decode().split())[:LONGEST]
+    return " ".join(text.encode("utf-8", "replace").decode().split())[:LONGEST_MESSAGE]

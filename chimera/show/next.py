@@ -10,20 +10,20 @@ DEFAULT_RUNS = Path("runs")
 def after_training(name: str, runs_dir: Path, trust: str = "") -> list[str]:
     """`trust` are the options of `chimera.config.trust.options_to_use`."""
     return [
-        f"python -m chimera.eval --run {shlex.quote(name)}{trust}{_runs(runs_dir)}",
-        f"python -m chimera.view{_runs(runs_dir)}",
+        f"python -m chimera.eval --run {shlex.quote(name)}{trust}{runs_option(runs_dir)}",
+        f"python -m chimera.view{runs_option(runs_dir)}",
     ]
 
 
 def after_interruption(name: str, runs_dir: Path, needed: Sequence[str]) -> list[str]:
     """How a run goes on; `needed` are further arguments, quoted."""
     arguments = "".join(f" {argument}" for argument in needed)
-    return [f"python -m chimera.train --resume --name {shlex.quote(name)}{_runs(runs_dir)}{arguments}"]
+    return [f"python -m chimera.train --resume --name {shlex.quote(name)}{runs_option(runs_dir)}{arguments}"]
 
 
 def after_evaluation(name: str, report: Path, runs_dir: Path) -> list[str]:
     return [
-        f"python -m chimera.trace {shlex.quote(name)}{_runs(runs_dir)}",
+        f"python -m chimera.trace {shlex.quote(name)}{runs_option(runs_dir)}",
         f"python -m chimera.eval --verify {shlex.quote(str(report))}",
     ]
 
@@ -32,5 +32,5 @@ def print_next(commands: Sequence[str]) -> None:
     print("next: " + "\n      ".join(commands), flush=True)
 
 
-def _runs(runs_dir: Path) -> str:
+def runs_option(runs_dir: Path) -> str:
     return "" if runs_dir == DEFAULT_RUNS else f" runs_dir={shlex.quote(str(runs_dir))}"

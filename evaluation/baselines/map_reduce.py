@@ -7,7 +7,7 @@ evidence, and what from its roles. It is handed every study of a task, as single
 import asyncio
 from typing import Any
 
-from agents.findings import COMBINATION, gathered, handed_over
+from agents.findings import COMBINATION, handed_over, weighed
 from agents.roles import REFINER, ROLES, Role
 from agents.schemas import Answer
 from agents.visit.prompting import opening
@@ -59,7 +59,7 @@ async def map_reduce(
     )
     by_study = {study["id"]: reading for study, reading in zip(studies, readings, strict=True) if reading is not None}
     if form:
-        findings = handed_over(gathered(reading.model_dump() for reading in by_study.values()))
+        findings = handed_over(weighed(reading.model_dump() for reading in by_study.values()))
         last: dict[str, Any] = {"form": COMBINATION, "findings": findings}
     else:
         quoted = [{"id": id_, "text": " ".join(reading.quotes)} for id_, reading in by_study.items() if reading.quotes]

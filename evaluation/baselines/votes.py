@@ -89,7 +89,7 @@ def counted(
         for voters, vote in ((SINGLE, CONSISTENCY), (AGENT, AGENT_VOTE)) if consistency else ():
             sampled = by_name.get(of_stage(voters, plan.alone_of(stage).name), [])
             yield from _consistency(of_stage(vote, stage.name), records, sampled)
-        if any(_combines(record) for record in records):
+        if any(record.outputs.get("selection", {}).get("author") == COMBINED for record in records):
             yield from (_by_rule(of_stage(BY_RULE, stage.name), record) for record in records)
         else:
             yield from (_juniors(of_stage(JUNIOR_VOTE, stage.name), record) for record in records)
@@ -127,10 +127,6 @@ def _juniors(name: str, record: RolloutRecord) -> BaselineAnswer:
     chosen = record.outputs.get("selected_hypothesis", {}).get("answer")
     roles = (*JUNIORS, SUPERVISOR) if tied else JUNIORS
     return _of_record(name, record, majority_of(answers, chosen), roles)
-
-
-def _combines(record: RolloutRecord) -> bool:
-    return record.outputs.get("selection", {}).get("author") == COMBINED
 
 
 def _by_rule(name: str, record: RolloutRecord) -> BaselineAnswer:

@@ -10,6 +10,9 @@ from typing import Any, get_args
 
 import numpy as np
 
+from agents.findings import concluded, gathered
+from agents.state import by_author
+from agents.supervisor import VOTE
 from evaluation.causes.lost import first_wrong_step, recorded_steps
 from evaluation.measures.metrics import interval_settings
 from evaluation.measures.statistics import Numbers, bootstrap_statistic
@@ -45,11 +48,12 @@ def _repair(record: RolloutRecord, others: Sequence[RolloutRecord]) -> Repair | 
         return None
     if step == "juniors":
         for donor in others:
-            if donor.task_id == record.task_id and _replayable(donor) and (author := _right_junior(donor)) is not None:
+            if donor.task_id == record.task_id and _replayable(donor) and (author := _right_junior(donor, record)):
                 return Repair("juniors", record, author, donor)
         return None
     if step == "supervisor":
-        return Repair("supervisor", record, _right_junior(record))
+        voted = record.outputs.get("selection", {}).get("policy") == VOTE
+        return None if voted else Repair("supervisor", record, _right_junior(record, record))
     return Repair("refiner", record) if step == "refiner" else None
 
 
@@ -57,10 +61,17 @@ def _replayable(record: RolloutRecord) -> bool:
     return record.status == "succeeded" and record.trace is not None
 
 
-def _right_junior(record: RolloutRecord) -> str | None:
-    """The first junior whose answer is right."""
-    hypotheses = record.outputs.get("initial_hypotheses", ())
-    return next((str(hypothesis["author"]) for hypothesis in hypotheses if hypothesis["answer"] == record.label), None)
+def _right_junior(donor: RolloutRecord, record: RolloutRecord) -> str | None:
+    """The first junior whose answer in `donor` is right, or with whose findings there all those of `record` are."""
+    juniors = record.outputs["initial_hypotheses"]
+    combines, authors = any("findings" in junior for junior in juniors), {junior["author"] for junior in juniors}
+    for right in donor.outputs.get("initial_hypotheses", ()):
+        if right["author"] not in authors or ("findings" in right) != combines:
+            continue  # The donor's society had another graph.
+        answer = concluded(gathered(by_author(juniors, [right])))["answer"] if combines else right["answer"]
+        if answer == record.label:
+            return str(right["author"])
+    return None
 
 
 def blame(study: Study) -> dict[str, Any] | None:

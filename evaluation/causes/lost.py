@@ -14,7 +14,7 @@ from evaluation.records.study import StageAnswers
 
 Step = Literal["juniors", "supervisor", "refiner", "review", "failed"]
 TITLES: Mapping[Step, str] = {
-    "juniors": "juniors: none was right",
+    "juniors": "juniors: none was right, or their findings together were wrong",
     "supervisor": "supervisor: a junior was right, another was selected",
     "refiner": "refiner: the selected answer was right, the refined one is not",
     "review": "board or principal: the refined answer was right, the final one is not",

@@ -113,10 +113,10 @@ class Conductor:
 
     def costs(self, todo: Mapping[str, Sequence[RolloutInput]]) -> dict[str, float]:
         """The expected cost of the parts of this evaluation, in rollouts (`training.watch.forecast`)."""
-        costs: dict[str, float] = {}
         tasks, rollouts = len(self.plan.tasks), sum(map(len, todo.values()))
-        for stage in self.plan.stages:
-            costs[own_phase(self.plan.split, stage)] = len(todo[stage.name])
+        costs: dict[str, float] = {
+            own_phase(self.plan.split, stage): len(todo[stage.name]) for stage in self.plan.stages
+        }
         for stage in (self.plan.stages[0], self.plan.final) if rollouts else ():
             costs[f"single calls, {stage.title}"] = SINGLE_COST * tasks
             costs[f"{VOTES}, {stage.title}"] = VOTES_COST * tasks
@@ -130,14 +130,17 @@ class Conductor:
             new = [row for row in computed if earlier.get((row.baseline, row.task_id, row.repeat)) != row]
             self._write("baselines", new)
 
-    def single_stages(self) -> list[Stage]:
-        """The stages whose junior model still has to answer alone."""
-        alone = self._alone_stages().items()
-        return [stages[-1] for name, stages in alone if self._unanswered(name) or self._votes_left(name, stages)]
+    def _answers_alone(self, stage: Stage) -> bool:
+        """True if the junior model of `stage` still has to answer alone, as far as recorded rollouts tell."""
+        return any(
+            stages[-1] == stage and (self._unanswered(name) or self._votes_left(name, stages))
+            for name, stages in self._alone_stages().items()
+        )
 
     def needs_models(self, todo: Mapping[str, Sequence[RolloutInput]]) -> bool:
         """True if any remaining work needs a model of the run."""
-        if any(todo.values()) or self.single_stages() or self._repairs() or self.labels_left():
+        alone = any(map(self._answers_alone, self.plan.ends))
+        if any(todo.values()) or alone or self._repairs() or self.labels_left():
             return True
         return bool(self._canaries("judge", self._judge_name()))
 
@@ -154,21 +157,21 @@ class Conductor:
         model = HttpModel({**sampled, GREEDY_JUNIOR: greedy}, max_retries=rollouts.retries, pause_s=rollouts.pause_s)
         workers = [SocietyWorker(self.config, model, self.toolbox) for _ in range(rollouts.concurrency)]
         crew = Crew(self.run, workers, servers.check)
-        alone = {stage.name for stage in self.single_stages()}
         live = await asyncio.to_thread(Live, self.run, self.config.models, servers)
         try:
             for stage in self.plan.stages:
                 inputs = todo.get(stage.name, ())
-                if not inputs and stage.name not in alone:
+                if not inputs and not self._answers_alone(stage):
                     continue
                 with self.progress.part(stage.name):
                     await self._serve(live, stage)
                     await self._of_stage(crew, live, model, stage, inputs)
-                    if stage.name in alone:
-                        await self._single(model, stage)
+                    await self._single(model, stage)
             await self._examine(crew, live, model)
             await self._answer_by_labels(live, model)
-            await self._try_canaries(Auditor.of_training(model, self.config.slot(JUDGE), self._judge_name()))
+            if self._canaries("judge", judge := self._judge_name()):
+                await self._serve(live, self.plan.stages[0])  # Phases may have trained the judge's slot, too.
+                await self._try_canaries(Auditor.of_training(model, self.config.slot(JUDGE), judge))
         finally:
             await model.aclose()
 
@@ -294,7 +297,7 @@ class Conductor:
     async def _single(self, model: HttpModel, stage: Stage) -> None:
         """Let the junior model of `stage`, which is being served, answer alone: one greedy answer and sampled ones.
 
-        The number of samples depends on their tokens, so it is known only after each task has one.
+        The number of samples depends on their tokens and on those of the rollouts, so it is known only after both.
         """
         tasks = {task.id: task for task in self._tasks()}
         for name, stages in self._alone_stages().items():
@@ -339,8 +342,8 @@ class Conductor:
     def _canaries(self, judge: Literal["judge", "auditor"], model: str) -> list[tuple[str, Work]]:
         """Canaries from rollouts of the first stage that a judge has not scored."""
         done = self._scored("canaries", judge, model)
-        records = [record for record, _ in recorded(self.run, self.plan, self.plan.stages[0]).values()]
-        return [(subject, work) for subject, work in canaries_of(records) if subject not in done]
+        canaries = canaries_of(self._recorded(self.plan.stages[0]))
+        return [(subject, work) for subject, work in canaries if subject not in done]
 
     async def _make(
         self, file: str, title: str, items: Sequence[Item], work: Callable[[Item], Awaitable[Sequence[Any]]]
@@ -394,17 +397,13 @@ class Conductor:
     def _votes_of(self, kind: str, name: str, stages: Sequence[Stage]) -> list[_Asked]:
         single = of_stage(kind, name)
         calls = [call for call in self._answered() if call.baseline == single and call.sample == 0]
-        votes = 1
-        for stage in stages:
-            records = [record for record, _ in recorded(self.run, self.plan, stage).values()]
-            votes = max(votes, affordable(records, calls) or 1)
+        votes = max(affordable(self._recorded(stage), calls) or 1 for stage in stages)
         done = self._samples(single)
-        requests: list[_Asked] = []
-        for task_id, repeat in self._keys():
-            missing = [number for number in range(1, votes) if (task_id, repeat, number) not in done]
-            if missing:
-                requests.append(_Asked(kind, task_id, repeat, missing[0], votes - missing[0]))
-        return requests
+        return [
+            _Asked(kind, task_id, repeat, missing[0], votes - missing[0])
+            for task_id, repeat in self._keys()
+            if (missing := [number for number in range(1, votes) if (task_id, repeat, number) not in done])
+        ]
 
     @property
     def _agents(self) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from agents.tools.text.passages import Passage
 from chimera.config.tree import Config
 from chimera.core.errors import RunError
 from chimera.core.files import read_json_object, replace_file
+from chimera.core.secrets import redact_tree
 from chimera.core.types import Brief, Option, Section
 from chimera.run.directory import new_folder
 
@@ -53,7 +54,7 @@ class Kept:
         parent = config.runs_dir / FOLDER
         try:
             path = new_folder(parent, mode=0o700)
-            question = {"brief": asdict(brief), "config": config.model_dump(mode="json"), "run": run}
+            question = {"brief": asdict(brief), "config": redact_tree(config.model_dump(mode="json")), "run": run}
             (path / "question.json").write_text(json.dumps(question, ensure_ascii=False), encoding="utf-8")
         except OSError as error:
             raise RunError(

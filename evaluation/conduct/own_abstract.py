@@ -37,7 +37,7 @@ class OwnAbstract:
         if name != LITERATURE or not result.valid:
             return result
         query = " ".join(map(str, arguments.values()))
-        text = excerpt(clean(self._document.text), query, self._max_chars)
+        text = excerpt(clean(self._document.text, None), query, self._max_chars)
         abstract = Passage(self._document.id, self._document.title, text)
         others = tuple(passage for passage in result.passages if passage.id != abstract.id)
         return replace(result, ok=True, passages=(abstract, *others), error=None, note=None)

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from agents.context import Candidates, Choice, Selector
-from agents.roles import SUPERVISOR
+from agents.roles import REFINER
 from agents.society import Start
+from agents.state import by_author
 from chimera.core.errors import RunError
 from chimera.core.types import ResearchTask
 from evaluation.records.repairs import REPAIR, Repair
@@ -51,24 +52,18 @@ async def start_of(repair: Repair, replay: Replay, folder: Path, task: ResearchT
     state: Any = start.state
     if repair.step == "juniors":
         assert repair.donor is not None
-        donor: Any = (await _before(SUPERVISOR, repair.donor, replay, folder, task)).state
-        state = _with_junior(state, donor, str(repair.author))
+        donor: Any = (await _before(REFINER, repair.donor, replay, folder, task)).state  # After its last searches.
+        author = str(repair.author)
+        right = [hypothesis for hypothesis in donor["initial_hypotheses"] if hypothesis["author"] == author]
+        state = {
+            **state,
+            "messages": {**state["messages"], author: donor["messages"][author]},
+            "initial_hypotheses": by_author(state["initial_hypotheses"], right),
+        }
     elif repair.step == "refiner":
         hypothesis = {key: value for key, value in state["selected_hypothesis"].items() if key != "author"}
         state = {**state, "refined_hypothesis": hypothesis, "unreviewed_hypothesis": hypothesis}
     return replace(start, state=state)
-
-
-def _with_junior(state: Any, donor: Any, author: str) -> Any:
-    """`state` with one junior's hypothesis and messages as in `donor`."""
-    replacement = {hypothesis["author"]: hypothesis for hypothesis in donor["initial_hypotheses"]}[author]
-    return {
-        **state,
-        "messages": {**state["messages"], author: donor["messages"][author]},
-        "initial_hypotheses": [
-            replacement if hypothesis["author"] == author else hypothesis for hypothesis in state["initial_hypotheses"]
-        ],
-    }
 
 
 async def _before(role: str, record: RolloutRecord, replay: Replay, folder: Path, task: ResearchTask) -> Start:

@@ -81,7 +81,7 @@ def summary(study: Study) -> dict[str, Any] | None:
 
 
 def asked_for(plan: Plan) -> bool:
-    """True if predictions are written: the tasks are PubMedQA's test items, or some of them."""
+    """True if predictions are written: the tasks are test items of PubMedQA, official or of a split of ours."""
     return plan.split == "test" and plan.source == "pubmedqa"
 
 

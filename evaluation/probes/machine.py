@@ -4,11 +4,10 @@ import importlib.metadata
 import os
 import platform
 import shutil
-import socket
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
 
+import httpx
 import psutil
 from packaging.requirements import Requirement
 
@@ -76,7 +75,7 @@ def _gpu() -> Probed:
     names = gpus()
     if not names:
         return Probed("machine", "GPU", Level.NOTE, "torch sees none: everything runs on CPU")
-    return Probed("machine", "GPU", Level.OK, f"{', '.join(names)}: used by fine-tuning and PPO")
+    return Probed("machine", "GPU", Level.OK, f"{', '.join(names)}: for training and models over 60 million parameters")
 
 
 def _wandb(config: Config, secrets: Mapping[str, str]) -> Probed:
@@ -88,13 +87,14 @@ def _wandb(config: Config, secrets: Mapping[str, str]) -> Probed:
         return Probed("wandb", mode, Level.OK, text)
     if not keyed:
         return Probed("wandb", mode, Level.FAULT, "WANDB_API_KEY is not set: set it, or set wandb.mode=offline")
-    host = urlsplit(os.environ.get("WANDB_BASE_URL", WANDB_HOST))
+    address = os.environ.get("WANDB_BASE_URL", WANDB_HOST)
     try:
-        socket.create_connection((host.hostname or "", host.port or 443), CONNECT_SECONDS).close()
-    except OSError as error:
-        text = f"{host.hostname} cannot be reached ({error}): the run would be logged offline, and training goes on"
+        httpx.head(address, timeout=CONNECT_SECONDS)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        reason = f"WANDB_BASE_URL={address} cannot be reached ({type(error).__name__}: {error})"
+        text = f"{reason}: set it to its address, or the run would be logged offline, and training goes on"
         return Probed("wandb", mode, Level.WARNING, text)
-    return Probed("wandb", mode, Level.OK, f"{host.hostname} is reached; the key is tried when a run starts")
+    return Probed("wandb", mode, Level.OK, f"{address} is reached; the key is tried when a run starts")
 
 
 def _gigabytes(size: int) -> str:

@@ -4,19 +4,18 @@ A repair takes a known right value: nobody makes one up. The rest of the society
 same state and with the same seeds.
 
     juniors      none was right: one junior's work is that of the same junior in a rollout of this task in which it
-                 was right; the supervisor goes on
+                 was right; where findings are combined, work with which the findings of all are; the supervisor goes on
     supervisor   a junior was right, another was selected: the right one is given to it; it justifies this choice
     refiner      the selected answer was right, the refined one is not: the selected hypothesis stays as it is; the
-                 protocol designer goes on
+                 protocol designer goes on, or who decides without a protocol
 """
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from agents.roles import DESIGNER, SUPERVISOR
+from agents.roles import DESIGNER, PRINCIPAL_INVESTIGATOR, SUPERVISOR
 from evaluation.records.rollouts import RolloutRecord
 
 Repairable = Literal["juniors", "supervisor", "refiner"]
@@ -25,8 +24,6 @@ REPAIR = "repair"
 """The policy version of a choice that a repair gave to the supervisor."""
 SUFFIX = "--repairs"
 """The end of the phase's name under which the replays of a stage are recorded."""
-BEGINS: Mapping[Repairable, str] = {"juniors": SUPERVISOR, "supervisor": SUPERVISOR, "refiner": DESIGNER}
-"""The role that works first after the repair of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +32,7 @@ class Repair:
 
     Attributes:
         of: The rollout whose answer is wrong.
-        author: The junior that is right; None for the refiner.
+        author: The junior that makes it right; None for the refiner.
         donor: The rollout that the right junior is from; None unless it is another one.
     """
 
@@ -47,7 +44,9 @@ class Repair:
     @property
     def at(self) -> str:
         """The role that works first."""
-        return BEGINS[self.step]
+        if self.step != "refiner":
+            return SUPERVISOR
+        return DESIGNER if self.of.has_protocol else PRINCIPAL_INVESTIGATOR
 
     @property
     def rollout_id(self) -> str:
@@ -68,7 +67,8 @@ class Examined:
 
     Attributes:
         step: Its first wrong step (`evaluation.causes.lost`).
-        repair: How this step is made right; None if no right value is known, or the rollout cannot be replayed.
+        repair: How this step is made right; None if no right value is known, the juniors' majority chose, which nobody
+            can be told, or the rollout cannot be replayed.
         replay: The rollout with the repair; None without one.
         place: Where the replay is recorded, as file and line.
     """

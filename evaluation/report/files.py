@@ -130,4 +130,5 @@ def _writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunError(f"the report cannot be written to {folder}: {error.filename} {error.strerror}") from error
+        place = error.filename or folder
+        raise RunError(f"the report cannot be written to {place} ({error.strerror}): make room, or allow it") from error

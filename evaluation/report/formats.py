@@ -59,8 +59,8 @@ def equals(p: float | None) -> str:
 
 
 def slug(name: str) -> str:
-    """`name` as an HTML anchor."""
-    return re.sub(r"[^A-Za-z0-9_.-]", "-", name)
+    """`name` as an HTML anchor that no other name has; an unusual character stands in it by its number."""
+    return re.sub(r"[^A-Za-z0-9_.-]", lambda match: f"~{ord(match[0]):x}~", name.replace(":", "-"))
 
 
 def sentence(text: str) -> str:

@@ -12,10 +12,10 @@ LOST_WORDS = (
 )
 BLAME_WORDS = (
     "Each wrong answer was replayed with its first wrong step made right, and the rest of the society worked on: of "
-    "the juniors one that was right in a rollout of this task, for the supervisor a junior that was right, for the "
-    "refiner the selected hypothesis as it was. Mended: the answer became right, so this step alone lost it. The share "
-    "is of all wrong answers that were examined. No right value is known where no junior was right in any rollout of "
-    "the task."
+    "the juniors one that was right in a rollout of this task (or with whose findings all say what is right), for the "
+    "supervisor a junior that was right, for the refiner the selected hypothesis as it was. Mended: the answer became "
+    "right, so this step alone lost it. The share is of all wrong answers that were examined. No right value is known "
+    "where no junior was right in any rollout of the task, and nobody can tell a vote what is right."
 )
 BLAME_HEAD = ("step made right", "wrong answers that it lost", "replayed", "mended", "mended share of the examined, %")
 TITLES: Mapping[str, str] = {
@@ -82,7 +82,7 @@ def lost_rollouts(report: Mapping[str, Any]) -> dict[Step, list[str]]:
 
 
 LOST_AT: Mapping[Step, str] = {
-    "juniors": "the juniors (none right)",
+    "juniors": "the juniors (nothing right handed on)",
     "supervisor": "the supervisor (another junior right)",
     "refiner": "the refiner (selected right)",
     "review": "board or principal (refined right)",

@@ -1,7 +1,8 @@
 """Faults that an evaluation puts into tools, to see whether the society recovers from them.
 
 A share of the calls (`evaluation.faults`) does not reach its tool. Which ones, and what comes in their place, follows
-from the rollout's seed and the call, so the same rollout meets the same faults again; a repeated call is drawn anew.
+from the rollout's seed and the call, so the same rollout meets the same faults again, except that of equal calls which
+roles make at once either may be the first; a repeated call is drawn anew.
 """
 
 import random

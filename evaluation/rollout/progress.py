@@ -13,6 +13,8 @@ Advance = Callable[[int, str], None]
 class ProgressView(Protocol):
     """Shows the progress of work. Parts, phases and works may be nested. It is thread-safe."""
 
+    def note(self, text: str) -> None: ...
+
     def doing(self, text: str) -> AbstractContextManager[None]:
         """Show `text` as what is happening, while nothing inside says more."""
         ...

@@ -30,7 +30,7 @@ from chimera.run.policies import BY_MODEL
 from chimera.serving.client import Completion, read_completions
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.scores.judge import Judge
-from evaluation.scores.rewards import compute_reward
+from evaluation.scores.rewards import compute_reward, last_attempts
 from evaluation.traces.calls import TracedCall
 
 Visit = tuple[str, int]
@@ -188,15 +188,10 @@ class _Recorded:
 
     @classmethod
     def of(cls, record: RolloutRecord, calls: Sequence[TracedCall], tools: Sequence[Mapping[str, Any]]) -> "_Recorded":
-        """Of each visit the last attempt: those before it ended in a server's failure."""
-        last: dict[Visit, int] = {}
-        for call in calls:
-            visit = (call.role, call.visit)
-            last[visit] = max(call.attempt, last.get(visit, 0))
+        """What counts of a rollout's trace."""
         queues: dict[Visit, list[TracedCall]] = {}
-        for call in calls:
-            if call.attempt == last[call.role, call.visit]:
-                queues.setdefault((call.role, call.visit), []).append(call)
+        for call in last_attempts(calls):
+            queues.setdefault((call.role, call.visit), []).append(call)
         valid = {
             (use["role"], use["visit"], use["tool"], use["arguments"]): bool(use["valid"])
             for use in reversed(tools)  # Only the first of equal calls reached the tool.
@@ -231,8 +226,10 @@ class _Recorded:
                 if "error" in content:
                     valid = self.valid.get((*visit, name, arguments), False)
                     return ToolResult(name, ok=False, error=content["error"], valid=valid)
-                shown = [*content["results"], *(self._read_apart(visit) if content["results"] else ())]
-                passages = tuple(Passage(source["id"], "", passage_text(source)) for source in shown)
+                shown = content["results"]
+                read = {source["id"] for source in shown}
+                apart = [source for source in self._read_apart(visit) if source["id"] not in read] if shown else []
+                passages = tuple(Passage(source["id"], "", passage_text(source)) for source in [*shown, *apart])
                 return ToolResult(name, ok=True, passages=passages, note=content.get("note"))
         raise RunError(f"{visit[0]}, visit {visit[1]}: its trace has no result of {name} with {arguments}")
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from agents.roles import ROLES
+from agents.graph import working
+from agents.nodes import NODES
 from chimera.config.roles import JUNIORS
 from chimera.config.sections.models import ModelConfig
 from chimera.config.tree import Config
@@ -39,8 +40,9 @@ def searchers(config: Config) -> list[str]:
     """
     if config.society.evidence == "given" or config.society.max_tool_calls == 0:
         return []
-    tools = config.roles.tool_names()
-    return [name for name in ROLES if tools[name] and (name in JUNIORS or _prevented(config.models[config.slot(name)]))]
+    tools, nodes = config.roles.tool_names(), working(config.society.graph)
+    roles = [name for name, node in NODES.items() if nodes.get(name) is node and tools[name]]
+    return [name for name in roles if name in JUNIORS or _prevented(config.models[config.slot(name)])]
 
 
 def _prevented(model: ModelConfig) -> bool:
@@ -77,6 +79,4 @@ class Watch:
         if not record.tool_calls or len(first) == ENOUGH:
             return []
         first.append(record)
-        if len(first) < ENOUGH:
-            return []
         return [f"{record.phase}: {warning}" for warning in silent_warnings(first, self._config)]

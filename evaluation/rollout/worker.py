@@ -148,10 +148,8 @@ class SocietyWorker:
     async def complete(self, key: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> Completion:
         """The answer of the society's or the judge's model; request and answer are noted for the trace."""
         request = self._model.request(key, messages, **options)
-        if key in self._with_ids:
-            request["return_token_ids"] = True
-        if key in self._job.scored:
-            request["logprobs"] = True
+        request |= {"return_token_ids": True} if key in self._with_ids else {}
+        request |= {"logprobs": True} if key in self._job.scored else {}
         started = time.time()
         try:
             body, where = await self._model.ask(key, request), self._model.where(key)
@@ -170,7 +168,7 @@ class SocietyWorker:
         self._seen.add(completion.response_id)
         if key not in self._with_ids:  # As the conversation holds it: in a form that all readers know.
             response["choices"][0]["message"] = completion.message
-        self._spans.append(spans.exchange_span(self._position(started), request, response))
+        self._spans.append(spans.exchange_span(self._position(started), self._model.sent(key, request), response))
         _responses.get().append(completion.response_id)
         read, written = self._tokens
         self._tokens = read + completion.prompt_tokens, written + completion.completion_tokens

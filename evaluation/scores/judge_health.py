@@ -49,12 +49,14 @@ def health(study: Study) -> dict[str, Any]:
     "title", "n", "criteria", the mean weighted score by "judge" and "auditor", and "of_normal" and
     "of_normal_auditor", what work as it is gets on the same criteria; "warnings" and "notes": sentences. A figure that
     cannot be computed is None. Canaries count only if they were made from this study's rollouts: a run may have been
-    evaluated on other tasks before.
+    evaluated on other tasks before. Where judges take turns, all is about the tasks of the one that is shown canaries.
     """
-    weights = weights_of(study.config.reward)
+    config = study.config
+    slot, weights = config.slot(JUDGE), weights_of(config.reward)
     records = {record.rollout_id: record for answers in study.answers.values() for record in answers.records}
-    rollouts = [_scored(record, study.audit) for record in records.values() if record.has_protocol]
-    judge = _names(record.policy_versions.get(study.config.slot(JUDGE)) for record in records.values())
+    by_slot = (record for record in records.values() if config.judge_of(record.task_id) == slot)
+    rollouts = [_scored(record, study.audit) for record in by_slot if record.has_protocol]
+    judge = _names(record.policy_versions.get(slot) for record in records.values())
     auditor = _names(score.model for score in study.audit.values() if score.subject in records)
     figures: dict[str, Any] = {"judge": judge, "auditor": auditor, **_agreement(rollouts, weights)}
     figures["length"] = {
@@ -65,7 +67,7 @@ def health(study: Study) -> dict[str, Any]:
     subjects = {record.rollout_id for record in canary_subjects(first.records)}
     judged = [score for score in study.canaries if score.subject.split("/")[0] in subjects]
     figures["canaries"] = [row for canary in CANARIES.values() if (row := _canary(canary, judged, rollouts, weights))]
-    return {**figures, "warnings": _warnings(figures), "notes": _notes(figures)}
+    return {**figures, "warnings": _warnings(figures), "notes": _notes(figures, config.rollouts.judges)}
 
 
 def weights_of(reward: RewardConfig) -> Scores:
@@ -200,9 +202,9 @@ def _warnings(figures: Mapping[str, Any]) -> list[str]:
     return warnings
 
 
-def _notes(figures: Mapping[str, Any]) -> list[str]:
-    """Sentences on checks that were not possible, with the reasons."""
-    notes: list[str] = []
+def _notes(figures: Mapping[str, Any], others: Sequence[str]) -> list[str]:
+    """Sentences on checks that were not possible, with the reasons. `others`: the judges in turn with the first."""
+    notes = [f"nothing here is about {', '.join(others)}, by turns the judge of other tasks"] if others else []
     if figures["auditor"] is None:
         notes.append("there is no second judge's score, so nothing is known about agreement")
     elif figures["n"] < FEWEST:

@@ -16,7 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from agents.visit.record import CallRecord, ModelCall, ToolUse
 from agents.visit.sources import sources_seen
@@ -26,6 +26,8 @@ from chimera.core.types import ResearchTask
 from evaluation.scores.alignment import aligned
 from evaluation.scores.judge import CRITERIA
 
+Call = TypeVar("Call", CallRecord, Any)
+"""A record of a call, or a call in a trace (`evaluation.traces.calls`), which has role, visit and attempt, too."""
 COUNTED_CALLS = 3
 """Number of tool calls that are rewarded. Rewarding more would reward calls for their own sake."""
 
@@ -56,8 +58,7 @@ def compute_reward(
     Raises:
         ValueError: The rollout is not finished, or was not recorded; the message names what is missing.
     """
-    unfinished = [name for name in ("refined_hypothesis", "final_answer", "final_evaluation") if name not in state]
-    if unfinished:
+    if unfinished := [name for name in ("refined_hypothesis", "final_answer", "final_evaluation") if name not in state]:
         raise ValueError(
             f"task {task.id}: an unfinished rollout has no reward, its state lacks {', '.join(unfinished)}"
         )
@@ -71,13 +72,14 @@ def compute_reward(
     return Reward(parts, math.fsum(values) if len(values) == len(parts) else None)
 
 
-def last_attempts(records: Sequence[CallRecord]) -> list[CallRecord]:
-    """The calls of each visit's last attempt. A visit that was repeated after a server's failure counts once."""
-    latest: dict[tuple[str, int], int] = {}
-    for record in records:
-        visit = (record.role, record.visit)
-        latest[visit] = max(record.attempt, latest.get(visit, 0))
-    return [record for record in records if record.attempt == latest[record.role, record.visit]]
+def last_attempts(records: Sequence[Call]) -> list[Call]:
+    """The calls that count, of all in their order: a role's attempt that ended in a server's failure does not, though
+    it may have had more visits than the next one has."""
+    last: list[Call] = []
+    for new in records:
+        last = [old for old in last if old.role != new.role or old.visit < new.visit or old.attempt >= new.attempt]
+        last.append(new)
+    return last
 
 
 def call_reward(call: ToolUse, config: RewardConfig) -> float:

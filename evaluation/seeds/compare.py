@@ -160,7 +160,8 @@ def _row(pair: Pair, runs: Sequence[SeedRun], metric: str, settings: Mapping[str
     """One metric of a comparison over `runs`; None if a run has no value of it on any task."""
     groups = by_data_seed(runs)
     if metric == MACRO_F1:
-        if pair.kind == "baseline" or any(_silent(run, name) for run in runs for name in (pair.before, pair.after)):
+        sides = (run.answers(_stage(run, name)) for run in runs for name in (pair.before, pair.after))
+        if pair.kind == "baseline" or not all(any(answers.values()) for answers in sides):
             return None
         arrays = [np.stack(rows) for group in groups.values() if (rows := _f1_rows(pair, group))]
         return _figures(groups, arrays, _f1_difference, _f1_side, settings, None)
@@ -175,10 +176,6 @@ def _row(pair: Pair, runs: Sequence[SeedRun], metric: str, settings: Mapping[str
     improvement = probability_of_improvement(*zip(*matrices, strict=True))
     interval = crossed_interval(improvement, [array.shape[:2] for array in arrays], **_bootstrap(settings))
     return {**row, "improvement": interval.within(0.0, 1.0).dump()}
-
-
-def _silent(run: SeedRun, name: str) -> bool:
-    return not {*run.answers(_stage(run, name)).values()} - {None}
 
 
 def _figures(
@@ -230,7 +227,7 @@ def _figures(
 
 
 def _of_tasks(row: Numbers, difference: Statistic, run: SeedRun) -> Mean:
-    """A run's difference with its interval over tasks, as in the run's report. `row`: one of `_figures`."""
+    """A run's difference with its interval over tasks, as in its report but for their order. `row`: of `_figures`."""
     settings = run.report["settings"]
     return bootstrap_statistic(row[row.any(axis=1)], difference, **{**_bootstrap(settings), "seed": settings["seed"]})
 

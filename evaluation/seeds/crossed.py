@@ -36,10 +36,8 @@ from evaluation.measures.statistics import Numbers, Statistic, unseen_share
 
 TRIMMED = 0.25
 """Share of the scores that the interquartile mean leaves out at either end."""
-
-
 ROUNDING = 1e-12
-"""Variances of runs and tasks below this share of their interaction's are rounding errors."""
+"""Variances of runs and tasks below this share of their interaction's are rounding errors, and narrower intervals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +166,13 @@ def crossed_interval(
 
 
 def unless_unseen(interval: dict[str, Any], confidence: float) -> dict[str, Any]:
-    """The figures of a share. Of one that differs on no task resampling repeats the zeros: the bound of the share of
-    tasks that may still differ stands there instead."""
-    if interval["low"] is None or not interval["low"] == interval["high"] == 0:
+    """The figures of a share. Of one that differs alike on all tasks resampling repeats the difference: the bound of
+    the share of tasks that may still differ otherwise stands there instead, as in a report."""
+    same = interval["low"]
+    if same is None or interval["high"] - same > ROUNDING:
         return interval
     unseen = unseen_share(interval["tasks"] if "tasks" in interval else interval["n"], confidence)
-    return {**interval, "low": -unseen, "high": unseen}
+    return {**interval, "low": same - unseen * (1 + same), "high": same + unseen * (1 - same)}
 
 
 def of_share(interval: dict[str, Any], confidence: float) -> dict[str, Any]:

@@ -121,7 +121,7 @@ def _of_visits(record: RolloutRecord, trace: Sequence[Span], root: GenAiSpan, co
             span.start_time,
             end,
             _known(agent),
-            error=_error_type(span) if failed else None,
+            error=str(span.status.get("description") or "error").partition(":")[0] if failed else None,
         )
         yield visit_span
         mine = [
@@ -242,10 +242,6 @@ def _content_of_rollout(record: RolloutRecord) -> dict[str, Any]:
             "chimera.error": record.error,
         }
     )
-
-
-def _error_type(span: Span) -> str:
-    return str(span.status.get("description") or "error").partition(":")[0]
 
 
 def _known(attributes: Attributes) -> dict[str, Any]:

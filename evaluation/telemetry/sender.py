@@ -133,21 +133,26 @@ def telemetry(
 def headers_of(settings: TelemetryConfig, secrets: Mapping[str, str]) -> dict[str, str]:
     """The headers of `settings.headers_env`: "name=value,name=value", as OTEL_EXPORTER_OTLP_HEADERS has them.
 
+    A value may be URL-encoded. It is a secret both as it is written and as it is sent.
+
     Raises:
         ConfigError: The variable is not set, or has no such form.
     """
     name = settings.headers_env
     if name is None:
         return {}
-    if name not in secrets:
+    if not secrets.get(name, "").strip(" ,"):
         raise ConfigError(f"telemetry.headers_env={name}: this variable is not set; set it, or leave the key out")
+    from opentelemetry.util.re import parse_env_headers
+
     headers: dict[str, str] = {}
-    for pair in secrets[name].split(","):
-        key, equals, value = pair.partition("=")
-        if not equals or not key.strip():
+    for pair in filter(str.strip, secrets[name].split(",")):
+        register_secret(f"a header of {name}", pair.split("=", 1)[-1].strip())
+        if not (header := parse_env_headers(pair, liberal=True)):
             raise ConfigError(f"{name} must be NAME=VALUE pairs separated by commas, such as Authorization=Bearer ...")
-        headers[key.strip().lower()] = value.strip()
-        register_secret(f"a header of {name}", value.strip())
+        headers |= header
+    for value in headers.values():
+        register_secret(f"a header of {name}", value)
     return headers
 
 

@@ -97,12 +97,9 @@ def last_outcome(spans: Sequence[SpanLike]) -> tuple[str, dict[str, Any]] | None
 
     The store numbers the spans of a rollout through all its attempts, so the largest number is the last.
     """
-    reported = max((span for span in spans if _is_outcome(span)), key=lambda span: span.sequence_id, default=None)
+    outcomes = (span for span in spans if span.name == OBJECT and OBJECT_JSON in span.attributes)
+    reported = max(outcomes, key=lambda span: span.sequence_id, default=None)
     return None if reported is None else (reported.attempt_id, json.loads(reported.attributes[OBJECT_JSON]))
-
-
-def _is_outcome(span: SpanLike) -> bool:
-    return span.name == OBJECT and OBJECT_JSON in span.attributes
 
 
 def _call(span: SpanLike, response_id: str, visit: Mapping[str, Any]) -> TracedCall:

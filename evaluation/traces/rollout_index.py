@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from chimera.core.errors import RunError, suggestion
 from chimera.run.directory import Run
 from evaluation.records.rollouts import RolloutRecord
+from evaluation.records.study import GATE
 from evaluation.traces.branches import branches_of
 from evaluation.traces.spans import read
 from evaluation.traces.token_records import tokens_of
@@ -64,5 +65,7 @@ def find(records: Sequence[RolloutRecord], name: str) -> list[RolloutRecord]:
 def read_tree(run: Run, record: RolloutRecord) -> Tree:
     """Read everything about one rollout in the run directory: record, trace, token records of PPO, and branches."""
     spans = read(run.path / record.trace) if record.trace else []
+    if record.phase.startswith((f"{GATE}-", "eval-")):
+        return tree(record, spans)  # Nothing learns from these tasks, and what training recorded is long to read.
     name = record.rollout_id
     return tree(record, spans, tokens_of(run.path, name), branches_of(run.path, name))

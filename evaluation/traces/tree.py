@@ -4,7 +4,6 @@ Three sources are put together: the trace (messages, token ids, times), the work
 the trace's outcome) and, for a rollout that PPO learned from, the token records of its update.
 """
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from agents.visit.react import read_answer
 from agents.visit.record import ModelCall, ToolUse
 from chimera.serving.client import Completion
 from evaluation.records.rollouts import RolloutRecord
+from evaluation.scores.judge import ROLE as JUDGE
 from evaluation.traces.branches import Branch
 from evaluation.traces.calls import TracedCall, last_outcome, model_calls, visits
 from evaluation.traces.spans import EXCHANGE, Span
@@ -272,18 +272,15 @@ def _call(
 
 
 def _answer(role: str, exchange: TracedCall | None, record: ModelCall | None) -> Mapping[str, Any] | None:
-    """The answer as the society read it; the judge's, which has no role in the table, as its JSON object."""
+    """The answer as the society read it, or as the judge's was read, whose visits are called otherwise."""
     content = (exchange.choice["message"].get("content") or "") if exchange else ""
     if not content or (record is not None and not record.parsed):
         return None
+    completion = Completion({}, content, (), "stop", 0, 0, "", None)
     try:
-        if role in ROLES:
-            completion = Completion({}, content, (), "stop", 0, 0, "", None)
-            return read_answer(ROLES[role], completion, exchange.messages if exchange else ()).model_dump()
-        value = json.loads(content)
+        return read_answer(ROLES.get(role, JUDGE), completion, exchange.messages if exchange else ()).model_dump()
     except ValueError:
         return None
-    return value if isinstance(value, dict) else None
 
 
 def _because(role: str, before: Sequence[ShownVisit]) -> dict[str, Mapping[str, Any]]:
@@ -305,12 +302,8 @@ def _notes(record: RolloutRecord, spans: Sequence[Span], reported: bool, learned
     if record.missing:
         notes.append(f"It has no reward, because these parts have no value: {', '.join(record.missing)}.")
     if not learned:
-        notes.append(_unlearned(record))
+        notes.append(
+            "There is no token record: an algorithm that learns token by token writes one of the rollouts that it has "
+            f"learned from, and none learned so from this one, which is of phase {record.phase}."
+        )
     return notes
-
-
-def _unlearned(record: RolloutRecord) -> str:
-    return (
-        "There is no token record: an algorithm that learns token by token writes one of the rollouts that it has "
-        f"learned from, and none learned so from this one, which is of phase {record.phase}."
-    )

@@ -3,7 +3,8 @@
 import asyncio
 import mimetypes
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from os.path import isfile
 from pathlib import Path
 
 from fastapi import FastAPI, Request
@@ -60,12 +61,13 @@ def make_app(runs_dir: Path, *, key: str, port: int, closing: Callable[[], bool]
     async def events(run: str = "") -> AsyncIterator[ServerSentEvent]:
         """Tells an open page when its files have changed: its stamp (see `ViewDesk.stamp`)."""
         before = None
-        while not closing():
-            stamp = await asyncio.to_thread(desk.stamp, run)
-            if stamp != before:
-                yield ServerSentEvent(event="stamp", raw_data=stamp)
-            before = stamp
-            await asyncio.sleep(LOOK_S)
+        with suppress(RunError):  # The run was removed, or never was.
+            while not closing():
+                stamp = await asyncio.to_thread(desk.stamp, run)
+                if stamp != before:
+                    yield ServerSentEvent(event="stamp", raw_data=stamp)
+                before = stamp
+                await asyncio.sleep(LOOK_S)
 
     @app.get("/static/{name}")
     def static(name: str) -> Response:
@@ -78,7 +80,8 @@ def make_app(runs_dir: Path, *, key: str, port: int, closing: Callable[[], bool]
     def report(name: str, path: str) -> Response:
         folder = desk.folder.open(name).run.path / "report"
         file = folder / (path or "index.html")
-        if not (inside(file, folder) and inside(folder, desk.folder.path) and file.is_file() and file.suffix in TYPES):
+        # Unlike `Path.is_file` it takes any path, such as one with a NUL.
+        if not (isfile(file) and inside(file, folder) and inside(folder, desk.folder.path) and file.suffix in TYPES):
             raise RunError(f"the report of run {name!r} has no file {path!r}: python -m chimera.eval --run {name}")
         headers = {"Content-Security-Policy": REPORT_POLICY}
         return FileResponse(file, media_type=mimetypes.guess_type(file.name)[0], headers=headers)

@@ -36,11 +36,14 @@ OWN_CALLS = ("literature_search", "clinical_trials", "protein_lookup", "gene_ont
         ("increased transmissibility of the variant", None),
         ("transmissibility is not increased; adults with consent", None),
         ("used Off-label here", "house"),
+        ("在未经同意的情况下入组患者。", "house"),
+        ("肺癌患者", "house"),
+        ("征得同意后入组", None),
         ("", None),
     ],
 )
 def test_a_phrase_counts_in_any_case_unless_its_sentence_negates_it(text, rule):
-    found = broken({**RULES, "house": ("off-label",)}, {"deep": [{"text": text}], "number": 3})
+    found = broken({**RULES, "house": ("off-label", "未经同意*", "癌")}, {"deep": [{"text": text}], "number": 3})
     assert (found or "").partition(" ")[0] == (rule or "")
 
 
@@ -206,15 +209,21 @@ async def test_the_second_model_is_asked_once_and_covers_up_no_server_that_is_go
         ("society.fallback.Judge=senior", "Judge"),
         ("society.fallback.Supervisor=board", "rubric"),
         ("society.fallback.Nobody=senior", "Nobody"),
+        ("society.rules={house: ['***']}", "rules.house has '***'"),
+        ("models.graph.like=senior", "models.graph"),
+        ("models.selection.like=senior", "rename the slot"),
     ],
 )
-def test_a_second_model_that_cannot_be_is_refused(override, named):
+def test_second_models_rules_and_slots_that_cannot_be_are_refused(override, named):
     with refused(ConfigError, named):
         load_config(None, [override])
 
 
-def test_a_second_model_is_served():
-    config = load_config(
-        None, ["models.cold.like=junior", "models.cold.temperature=0", "society.fallback.juniors=cold"]
+def test_a_second_model_is_served_where_its_role_may_work(tmp_path):
+    (file := tmp_path / "c.yaml").write_text(
+        "{society: {fallback: {Geneticist: cold}}, models: {cold: {like: junior, temperature: 0}}}"
     )
-    assert config.served()["cold"].temperature == 0
+    alone = "society.graph.juniors=[Neurologist]"
+    assert load_config(file).served()["cold"].temperature == 0
+    assert "cold" not in load_config(file, [alone]).served()
+    assert "cold" in load_config(file, [alone, "pipeline.aflow.tasks=9"]).served()

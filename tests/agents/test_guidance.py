@@ -8,7 +8,7 @@ from message_kit import refused
 
 from agents.roles import ROLES
 from agents.visit.prompting import read_payload
-from chimera.config.sections.bundled import NANO
+from chimera.config.sections.bundled import NANO, TEMPLATE
 from chimera.config.tree import dump_config
 from chimera.core.errors import ConfigError
 from chimera.data.tasks import check_guidance, load
@@ -71,15 +71,12 @@ def test_guidance_that_nobody_would_hear_is_refused(override: str, message: str)
         load_config(None, [override])
 
 
-def test_weights_trained_from_nano_do_not_hear_either(tmp_path: Path) -> None:
+def test_weights_trained_from_nano_hear_only_without_its_template_s_file(tmp_path: Path) -> None:
     mine = f"models.junior.path={shutil.copytree(NANO, tmp_path / 'mine')}"
     with refused(ConfigError, "society.guidance.juniors.lessons", mine, "remove it"):
         load_config(None, [mine, TOLD])
-
-
-def test_a_model_of_nano_s_sizes_without_a_template_s_file_may_hear_it(tmp_path: Path) -> None:
-    mine = shutil.copytree(NANO, tmp_path / "mine", ignore=shutil.ignore_patterns("*.jinja"))
-    config = load_config(None, [f"models.junior.path={mine}", TOLD])
+    (tmp_path / "mine" / TEMPLATE).unlink()
+    config = load_config(None, [mine, TOLD])
     assert config.society.told("Pharmacologist").lessons == (LESSON,)
 
 

@@ -4,8 +4,10 @@ import asyncio
 
 import pytest
 
+from agents.findings import MOST_FINDINGS, MOST_WEIGHED, Combination, tally, weighed
 from agents.tools.result import ToolResult
-from agents.tools.text.passages import Passage
+from agents.tools.text.excerpts import PARAGRAPH
+from agents.tools.text.passages import MAX_ID, Passage
 from agents.visit.prompting import read_payload
 from chimera.core.errors import ModelError, RoleError
 
@@ -15,7 +17,7 @@ PART = {"says": "falls", "asked": "falls", "same": True}
 
 
 class Library:
-    """Finds three studies by each word, of which neighbours share some."""
+    """Finds three studies by each word, of which neighbours share some; by 0 one in two pieces."""
 
     def specs(self, names):
         return [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in names]
@@ -24,6 +26,8 @@ class Library:
         first = int(arguments["query"])
         await asyncio.sleep(0.01 if first == 1 else 0)  # the first search ends last
         passages = [Passage(f"s{n}", "", f"Study s{n} says that falls were fewer.") for n in range(first, first + 3)]
+        if not first:
+            passages = [Passage("s" * MAX_ID, "", f"In group {group} falls were fewer.") for group in "ab"]
         return ToolResult(name, ok=True, passages=tuple(passages))
 
 
@@ -47,7 +51,7 @@ def reader(society_kit, *script, **broken):
 
     async def reads():
         messages = model.requests[-1].messages
-        studies = list(dict.fromkeys(study for message in messages for study in shown(message)))
+        studies = list(dict.fromkeys(study for message in messages for study in shown(message)))[:MOST_FINDINGS]
         if failure := broken.pop((studies or [None])[0], None):
             raise failure
         first_round = "search" not in read_payload(messages[1])
@@ -57,8 +61,8 @@ def reader(society_kit, *script, **broken):
     return model
 
 
-async def run(society_kit, model, node_retries=0, **graph):
-    settings = {"quotes": "read", "node_retries": node_retries, "graph": {**COMBINE, **graph}}
+async def run(society_kit, model, node_retries=0, quotes="read", **graph):
+    settings = {"quotes": quotes, "node_retries": node_retries, "graph": {**COMBINE, **graph}, "max_tool_calls": 13}
     return await society_kit.make(model, Library(), **settings).run(society_kit.brief, 1)
 
 
@@ -73,10 +77,36 @@ async def test_the_first_visit_is_shown_the_first_study_of_each_search_and_every
     assert [message["role"] for message in state["messages"]["Geneticist"]].count("system") == 3
 
 
-@pytest.mark.parametrize(("word", "read"), [("2", ["s4"]), ("1", [])])
-async def test_a_later_search_shows_only_what_was_not_read(society_kit, word, read):
+async def test_what_does_not_fit_into_one_answer_is_read_apart_and_the_refiner_weighs_what_fits(society_kit):
+    searches = [(SEARCH, {"query": str(number)}) for number in range(1, 39, 3)]
+    model = reader(society_kit, searches, *[READ] * 34)
+    model.scripts["HypothesisRefiner"] = [{"comparison": "-", "studies": [36], "claim": "-", "answer": "yes"}]
+    state = await run(society_kit, model, refine=True)
+    (junior,) = state["initial_hypotheses"]
+    assert {finding["study"] for finding in junior["findings"]} == {f"s{number}" for number in range(1, 40)}
+    assert len(read_payload(model.of("HypothesisRefiner")[0].messages[1])["findings"]) == MOST_WEIGHED == 36
+    assert "39 studies" in state["supervisor_justification"]
+    assert f"first {MOST_WEIGHED}" in state["supervisor_justification"]
+
+
+def test_what_is_handed_to_the_refiner_fits_into_its_answer():
+    long = [{**finding(f"s{n}"), "design": "cohort", "size": 400, "answer": ("yes", "no")[n % 2]} for n in range(50)]
+    text = tally(weighed([{"findings": long}]))
+    assert Combination(comparison=text, studies=list(range(1, MOST_WEIGHED + 1)), claim="-", answer="maybe")
+
+
+async def test_a_study_in_pieces_is_read_whole(society_kit):
+    model = reader(society_kit, [(SEARCH, {"query": "0"})], READ)
+    state = await run(society_kit, model, quotes="free")
+    (passage,) = read_payload(model.of("Geneticist")[1].messages[-1])["results"]
+    assert passage["text"].split(PARAGRAPH) == ["In group a falls were fewer.", "In group b falls were fewer."]
+    assert [finding["study"] for finding in state["initial_hypotheses"][0]["findings"]] == [passage["id"]]
+
+
+@pytest.mark.parametrize(("word", "read", "quotes"), [("2", ["s4"], "read"), ("1", [], "read"), ("1", [], "free")])
+async def test_a_later_search_shows_only_what_was_not_read(society_kit, word, read, quotes):
     model = reader(society_kit, [(SEARCH, {"query": "1"})], READ, READ, READ, [(SEARCH, {"query": word})], READ)
-    state = await run(society_kit, model, searches=2)
+    state = await run(society_kit, model, quotes=quotes, searches=2)
     requests = model.of("Geneticist")
     assert len(requests) == 6
     assert shown(answer := requests[-1].messages[-1]) == read

@@ -13,6 +13,7 @@ from chimera.core.types import Brief
 from chimera.data.tasks import load
 from chimera.serving.client import Endpoint
 from evaluation.probes.context import told_context
+from evaluation.probes.machine import machine_findings
 from evaluation.probes.tools import tool_findings
 from training.configuration import load_config
 
@@ -124,7 +125,7 @@ def test_a_server_that_is_not_there_is_said_once_with_all_its_slots(asked, scrip
     faults = {area: text for (area, what), (level, text) in found.items() if level == "fault" and what == "answers"}
     (text,) = faults.values()
     assert "models.junior" in faults
-    assert "http://127.0.0.1:9/v1) cannot be reached: is the server running?" in text
+    assert "http://127.0.0.1:9/v1) cannot be reached (Cannot connect to host 127.0.0.1:9 " in text
     assert "(models.supervisor, models.board, models.principal, models.judge would ask it too)" in text
     assert found["models.senior", "answers"][0] == "ok"
 
@@ -156,6 +157,15 @@ def test_what_is_not_there_is_a_fault_that_names_it(asked, overrides, place, sai
     level, text = found[place]
     assert (code, level) == (1, "fault")
     assert said in text
+
+
+@pytest.mark.parametrize("address", ["http://wandb.lan", "", "wandb.lan", "http://wandb.lan:b", "http://127.0.0.1:9"])
+def test_a_server_of_wandb_is_tried_at_its_address_through_the_proxy(scripted_openai, monkeypatch, address):
+    for name, value in (("WANDB_BASE_URL", address), ("HTTP_PROXY", scripted_openai.url), ("NO_PROXY", "127.0.0.1")):
+        monkeypatch.setenv(name, value)
+    *_, wandb = machine_findings(load_config(None, ["wandb.mode=online"]), {"WANDB_API_KEY": "k"})
+    reached = address == "http://wandb.lan"
+    assert (wandb.level, f"WANDB_BASE_URL={address}" in wandb.text) == ("ok" if reached else "warning", not reached)
 
 
 @pytest.mark.parametrize("told", [{"max_model_len": 4096}, {"meta": {"n_ctx": 4096, "n_ctx_train": 32768}}])

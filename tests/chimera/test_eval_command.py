@@ -205,6 +205,14 @@ def test_models_other_than_the_runs_are_refused(trained):
         evaluate(trained)
 
 
+def test_a_second_judge_of_the_command_line_is_sent_no_key_of_the_run_s_own(trained, server):
+    config = trained.path / "config.yaml"
+    own = "kind: endpoint, base_url: http://127.0.0.1:9/v1, model: own, api_key_env: KEY_THAT_IS_NOT_SET"
+    config.write_text(config.read_text().replace("auditor:\n    kind: checklist", f"auditor: {{{own}}}"))
+    evaluate(trained, "--stages", "base", "--limit", "1", "--judge", f"@x/other@{server.url}")
+    assert report_of(trained)["judges"]["auditor"] == "@x/other"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

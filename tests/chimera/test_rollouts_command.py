@@ -104,7 +104,7 @@ def test_a_run_from_start_to_end(start_training):
     loading, first, look, second, *rest = output.splitlines()
     assert loading == "loading configuration, data and libraries ..."
     assert first.startswith(f"run {process.run}: gather on generated tasks")
-    assert look == f"to look at it, now and later: python -m chimera view --runs-dir {process.run.parent}"
+    assert look == f"to look at it, now and later: python -m chimera view runs_dir={process.run.parent}"
     assert second == "starting model servers ..."
     told = [
         line for line in rest if not re.search(r", for \d+ s; run ", line)

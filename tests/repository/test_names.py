@@ -28,9 +28,7 @@ def strings(file):
 
 
 @pytest.mark.parametrize(
-    ("names", "allowed"),
-    [({*ROLES}, ROLE_NAMES), ({*SLOTS} - ALSO_WORDS, SLOT_NAMES)],
-    ids=["roles", "slots"],
+    ("names", "allowed"), [({*ROLES}, ROLE_NAMES), ({*SLOTS} - ALSO_WORDS, SLOT_NAMES)], ids=["roles", "slots"]
 )
 def test_no_code_outside_the_tables_names_a_role_or_a_slot(names, allowed):
     files = [

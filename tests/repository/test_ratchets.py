@@ -16,10 +16,7 @@ ROOT = Path(__file__).parents[2]
 CEILINGS = Path(__file__).with_name("ratchets.toml")
 LOWER = "python tests/repository/test_ratchets.py --write"
 PACKAGES = ("chimera", "agents", "evaluation", "training", "benchmarks")
-RIDDLES = (
-    *("found", "one", "told", "said", "made", "given"),
-    *("kept", "beside", "asked", "known", "wanted", "own"),
-)
+RIDDLES = (*("found", "one", "told", "said", "made", "given"), *("kept", "beside", "asked", "known", "wanted", "own"))
 """Names that do not say what a variable holds."""
 
 Numbers = dict[str, dict[str, int]]

@@ -193,11 +193,7 @@ def test_an_adviser_works_again_in_each_revision_and_counts_none(checkout):
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        (
-            "    Statistician: RoleConfig",
-            "    Another: RoleConfig",
-            ("Statistician", "agents/roles.py", "no slot"),
-        ),
+        ("    Statistician: RoleConfig", "    Another: RoleConfig", ("Statistician", "agents/roles.py", "no slot")),
         ("advises=DESIGNER", 'advises="Geneticist"', ("advises Geneticist", "reads no advice")),
         ('{"advice": {**state.get("advice", {}), role', '{"notes": {role', ("Statistician", "notes")),
     ],

@@ -21,11 +21,7 @@ pytestmark = [pytest.mark.whole, pytest.mark.timeout(1800)]
 REPOSITORY = Path(__file__).parents[2]
 PAGE = (REPOSITORY / "docs" / "transcripts.md").read_text()
 GAP = "[...]"
-CODES = {
-    "--context abstract.txt": {7},
-    "society.confirm=": {8},
-    "--config ep.yaml": {1},
-}
+CODES = {"--context abstract.txt": {7}, "society.confirm=": {8}, "--config ep.yaml": {1}}
 """Exit codes other than 0, by a part of the command."""
 WIDE = ["gate.margin=9", "gate.margin_alignment=0.99"]
 """The page exports what a gate of 12 tasks kept, which depends on what a server answers together."""

@@ -58,11 +58,7 @@ STARTING = [
     Kill("server", "its start"),
     Kill("main", "the server's start", written("logs/models.log")),
 ]
-GATHERING = [
-    Kill("main", **began("gather")),
-    Kill("server", **rollouts("gather")),
-    Kill("main", **rollouts("gather")),
-]
+GATHERING = [Kill("main", **began("gather")), Kill("server", **rollouts("gather")), Kill("main", **rollouts("gather"))]
 SHORT = [STARTING[0], *GATHERING]
 LONG = [
     *STARTING,

@@ -16,16 +16,15 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from agents.policies.society import of_versions
 from chimera.config.loader import When
 from chimera.config.pipeline import PhaseSettings
 from chimera.core.errors import ConfigError, RunError
 from chimera.run.policies import SELECTION, Part, Policy
 from chimera.run.seals import seal
 from evaluation.records.rollouts import RolloutInput
-from training.learning.base import Bench, Learned, PhasePlan
+from training.learning.base import Bench, Learned, PhasePlan, live_graph
 from training.learning.episodes import Episode
-from training.learning.states import all_of
+from training.learning.states import all_of, check_tasks
 from training.watch.summary import summarize
 
 if TYPE_CHECKING:
@@ -103,10 +102,8 @@ class Bandit:
                 f"rollouts.exploration=0 cannot work with {plan.name}: without choices made at random nothing is known "
                 "of what is not preferred; set it above 0"
             )
-        if settings.rounds and settings.tasks > len(dataset.train):
-            raise ConfigError(
-                f"{plan.name}.tasks={settings.tasks}, but there are {len(dataset.train)} training tasks: ask for fewer"
-            )
+        if settings.rounds:
+            check_tasks(plan, settings.tasks, dataset, config.seed)
 
     async def learn(self, plan: PhasePlan, settings: BanditSettings, bench: Bench) -> Learned:
         """Learn from logged choices, then choose and learn in rounds.
@@ -129,8 +126,7 @@ class _Rounds:
         from agents.policies.bandit import BanditPolicy, Settings
 
         plan, bench = self._plan, self._bench
-        graph = of_versions(bench.run.path, bench.versions).graph or bench.config.society.graph
-        combines = graph.choose == "combine"
+        combines = live_graph(bench).choose == "combine"
         policy = BanditPolicy(Settings.of(self._settings, bench.config.seed, bench.dataset.labels, combines=combines))
         # The order does not depend on which rollout ended first.
         earlier = sorted(await self._bench.episodes(), key=_place)

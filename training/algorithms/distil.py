@@ -22,7 +22,7 @@ from training.algorithms.teachers import FAULTS, Lesson, Teacher
 from training.learning.base import Bench, Learned, PhasePlan
 from training.learning.examples import Examples, Render, Selected, check_enough
 from training.learning.fine_tuning import TuneSettings, check_batches
-from training.learning.states import check_tasks, check_varied, collect_states
+from training.learning.states import check_tasks, check_teacher, check_varied, collect_states
 
 
 class DistilSettings(TuneSettings):
@@ -62,6 +62,8 @@ class Distil:
                 f"{plan.name}.slot is {settings.slot!r}: name the slot that teaches {plan.slot} (models.<slot>), "
                 f"or set {plan.name}.teacher to greedy or vote"
             )
+        if settings.teacher == "slot":
+            check_teacher(plan, "slot", settings.slot, [ROLES[role].schema for role in plan.roles], config)
         if settings.teacher == "vote":
             check_varied(plan, config, "takes a vote")
         faults = [f"{role} gives none" for role in plan.roles if not issubclass(ROLES[role].schema, Hypothesis)]

@@ -9,9 +9,8 @@ from chimera.config.pipeline import PhaseSettings
 from chimera.config.tree import Config
 from chimera.data.tasks import Dataset
 from chimera.run.policies import Part
-from evaluation.records.rollouts import RolloutInput
 from training.learning.base import Bench, Learned, PhasePlan
-from training.learning.states import all_of, draw_inputs
+from training.learning.states import all_of, check_tasks, draw_inputs
 from training.watch.summary import summarize
 
 
@@ -37,7 +36,7 @@ class Gather:
     part: ClassVar[Part | None] = None
 
     def check(self, plan: PhasePlan, settings: GatherSettings, config: Config, dataset: Dataset) -> None:
-        _inputs(plan, settings, dataset, config.seed)
+        check_tasks(plan, settings.tasks, dataset, config.seed)
 
     async def learn(self, plan: PhasePlan, settings: GatherSettings, bench: Bench) -> Learned:
         """Gather the rollouts.
@@ -45,11 +44,7 @@ class Gather:
         Raises:
             RunError: No rollout succeeded.
         """
-        inputs = _inputs(plan, settings, bench.dataset, bench.config.seed)
+        inputs = draw_inputs(plan.name, settings.tasks, bench.dataset, bench.config.seed, settings.repeats)
         records = [episode.record for episode in await all_of(bench, plan.name, inputs)]
         bench.metrics.protocols(plan.name, records)
         return Learned(summarize(records))
-
-
-def _inputs(plan: PhasePlan, settings: GatherSettings, dataset: Dataset, seed: int) -> list[RolloutInput]:
-    return draw_inputs(plan.name, settings.tasks, dataset, seed, settings.repeats)

@@ -15,7 +15,6 @@ from pydantic import Field
 
 from agents.roles import ROLES
 from agents.schemas import Answer
-from agents.visit.quoting import texts_read
 from chimera.config.tree import Config
 from chimera.core.errors import ConfigError
 from chimera.core.quotes import missing_quotes
@@ -97,7 +96,7 @@ def best_first(answers: Sequence[Valued]) -> list[Call]:
 def is_right(call: Call, state: State, right: str) -> bool:
     """True if an answer to `state` can be read, says what is right, and quotes only what the role has read."""
     answer = call.answer
-    if answer is None or call.asked is None:
+    if answer is None:
         return False
     fits = right in ("quotes", "any") or state.right(answer) == 1
-    return fits and (right in ("label", "any") or not missing_quotes(answer.quotes, texts_read(call.asked.messages)))
+    return fits and (right in ("label", "any") or not missing_quotes(answer.quotes, call.passages))

@@ -15,7 +15,6 @@ from typing import Any, Literal, get_args
 
 from agents.roles import ROLES
 from agents.visit.prompting import dump, schema_in
-from agents.visit.quoting import texts_read
 from chimera.core.quotes import missing_quotes
 from chimera.serving.client import Completion
 from training.learning.base import Bench
@@ -54,8 +53,7 @@ class Lesson:
             return "stale"
         if (answer := reply.answer) is None:
             return "unreadable"
-        assert reply.asked is not None
-        return "misquoting" if missing_quotes(answer.quotes, texts_read(reply.asked.messages)) else reply
+        return "misquoting" if missing_quotes(answer.quotes, reply.passages) else reply
 
     async def asked(self, slot: str, state: State, **options: Any) -> Completion:
         """The answer of a slot's model to the messages of the recorded prompt, in the form that was asked for."""
@@ -115,7 +113,7 @@ def elected(answers: Sequence[Call]) -> Call:
     if not read:
         return answers[0]
     stances, texts = Counter(answer.stance for _, answer in read), Counter(_text(call) for call, _ in read)
-    seen = texts_read(read[0][0].asked.messages) if read[0][0].asked is not None else []
+    seen = read[0][0].passages
     ranks = [
         (-stances[answer.stance], len(missing_quotes(answer.quotes, seen)), -texts[_text(call)])
         for call, answer in read

@@ -79,12 +79,7 @@ class LabBench:
         return await branches.ask_again(self._side, self.config, self.versions, call, k, seed, log_probs=scored)
 
     async def replay(
-        self,
-        episode: Episode,
-        *,
-        at: str,
-        instead: Mapping[str, Any] | None = None,
-        policies: Sequence[Policy] = (),
+        self, episode: Episode, *, at: str, instead: Mapping[str, Any] | None = None, policies: Sequence[Policy] = ()
     ) -> Episode:
         return await self._replays.make(episode, at, instead or {}, policies)
 

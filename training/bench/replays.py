@@ -20,6 +20,7 @@ from chimera.run.policies import Policy
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from evaluation.traces.calls import last_outcome, model_calls
 from training.learning.episodes import Episode
+from training.watch.summary import dollars, tokens_used
 
 if TYPE_CHECKING:
     from agents.society import Start
@@ -74,17 +75,15 @@ class Replays:
         """How many replays the phase has made, and their tokens; the rebuilt part of each costs nothing."""
         if not self._known:
             return {}
-        tokens = [used for record in self._known.values() for used in record.tokens.items()]
-        prices = self._lab.config.evaluation.prices
+        config, records = self._lab.config, self._known.values()
+        used = [entry for record in records for entry in tokens_used(record, config.judge_of(record.task_id))]
         figures: dict[str, float] = {
-            "replays": len(self._known),
-            "replay_prompt_tokens": sum(used["prompt"] for _, used in tokens),
-            "replay_completion_tokens": sum(used["completion"] for _, used in tokens),
+            "replays": len(records),
+            "replay_prompt_tokens": sum(read for _, read, _ in used),
+            "replay_completion_tokens": sum(written for _, _, written in used),
         }
-        priced = [(used, prices[slot]) for slot, used in tokens if slot in prices]
-        if priced:
-            usd = (used["prompt"] * price[0] + used["completion"] * price[1] for used, price in priced)
-            figures["replay_usd"] = sum(usd) / 1e6
+        if any(slot in config.evaluation.prices for slot, _, _ in used):
+            figures["replay_usd"] = dollars(used, config.evaluation.prices)
         return figures
 
     async def _start(self, episode: Episode, at: str, instead: Mapping[str, Any]) -> "Start":

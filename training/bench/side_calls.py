@@ -91,8 +91,7 @@ class SideCalls:
         """
         request = self._model.request(slot, messages, **options) | ({"n": n} if n > 1 else {})
         request |= {} if temperature is None else {"temperature": temperature}
-        if self._config.models[slot].kind != "endpoint":
-            request["return_token_ids"] = True
+        request |= {} if self._config.models[slot].kind == "endpoint" else {"return_token_ids": True}
         request |= {"logprobs": True} if log_probs else {}
         key = hashlib.sha256(json.dumps([kind, slot, version, request], sort_keys=True).encode()).hexdigest()
         # Two prompts may be the same: whoever asks second gets what the first one is told.
@@ -102,7 +101,8 @@ class SideCalls:
                     started = time.perf_counter()
                     response = await self._answer(slot, request)
                 long = ("messages", "tools", "response_format") if about else ()
-                shown = {name: value for name, value in request.items() if name not in long} | dict(about or {})
+                sent = self._model.sent(slot, request)
+                shown = {name: value for name, value in sent.items() if name not in long} | dict(about or {})
                 append_line(
                     self._file,
                     {

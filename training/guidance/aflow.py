@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 from pydantic import Field, ValidationError
 
 from agents.policies.graph import FILE, dump
-from agents.policies.society import of_versions
 from chimera.config.roles import JUNIORS
 from chimera.config.sections.graph import GraphConfig
 from chimera.config.tree import Config
@@ -25,7 +24,7 @@ from chimera.run.policies import Part
 from evaluation.records.rollouts import RolloutRecord
 from training.guidance.budget import BudgetSpentError
 from training.guidance.search import Scores, Search, SearchSettings, check_search, right_share
-from training.learning.base import Bench, Learned, PhasePlan
+from training.learning.base import Bench, Learned, PhasePlan, live_graph
 
 RUNGS = (0.25, 0.5)
 """Shares of the search share on which the better half of the candidates is kept."""
@@ -60,7 +59,7 @@ class Aflow:
         check_search(plan, settings, config, dataset)
 
     async def learn(self, plan: PhasePlan, settings: AflowSettings, bench: Bench) -> Learned:
-        start = of_versions(bench.run.path, bench.versions).graph or bench.config.society.graph
+        start = live_graph(bench)
         earlier = [episode.record for episode in await bench.episodes()]
         search = GraphSearch(plan, settings, bench, earlier, part="graph", file=FILE, dump=dump, start=start)
         tried = {dump(start)}

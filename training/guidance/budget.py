@@ -8,6 +8,7 @@ from pydantic import Field
 
 from chimera.config.loader import ConfigSection
 from evaluation.records.rollouts import RolloutRecord
+from training.watch.summary import dollars, tokens_used
 
 FIRST, NEXT = 2.0, 1.5
 """What is set aside for a rollout, as a multiple of the most that one took: before the search, and in it."""
@@ -118,9 +119,5 @@ class Purse:
 
     def _cost(self, record: RolloutRecord) -> tuple[int, float]:
         """Tokens and US dollars of a rollout, the judge's with them."""
-        used = [(slot, tokens["prompt"], tokens["completion"]) for slot, tokens in record.tokens.items()]
-        judged = record.counts.get("judge_prompt_tokens", 0), record.counts.get("judge_completion_tokens", 0)
-        used.append((self._judge(record.task_id), *judged))
-        prices = ((read, written, self._prices.get(slot, (0.0, 0.0))) for slot, read, written in used)
-        usd = sum(read * price[0] + written * price[1] for read, written, price in prices) / 1e6
-        return sum(read + written for _, read, written in used), usd
+        used = list(tokens_used(record, self._judge(record.task_id)))
+        return sum(read + written for _, read, written in used), dollars(used, self._prices)

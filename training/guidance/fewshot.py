@@ -29,6 +29,7 @@ from training.guidance.search import GuidanceSearch, SearchSettings, check_searc
 from training.learning.base import Bench, Learned, PhasePlan
 from training.learning.episodes import Episode
 from training.learning.experience import Conversation
+from training.learning.states import check_teacher
 
 Example = dict[str, Any]
 Pool = dict[str, list[Example]]
@@ -59,6 +60,8 @@ class Fewshot:
 
     def check(self, plan: PhasePlan, settings: FewshotSettings, config: Config, dataset: Dataset) -> None:
         check_search(plan, settings, config, dataset)
+        if settings.teacher is not None:
+            check_teacher(plan, "teacher", settings.teacher, [ROLES[role].schema for role in plan.roles], config)
 
     async def learn(self, plan: PhasePlan, settings: FewshotSettings, bench: Bench) -> Learned:
         """Search.
@@ -123,5 +126,5 @@ def drawn(search: GuidanceSearch, pool: Pool, most: int, number: int, seed: int)
         return guidance
     for role, entries in pool.items():
         chosen = entries[:most] if number == 1 else random.sample(entries, min(random.randint(1, most), len(entries)))
-        guidance = search.changed(guidance, [role], examples=tuple(chosen))
+        guidance = search.changed(guidance, role, examples=tuple(chosen))
     return guidance

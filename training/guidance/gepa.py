@@ -10,6 +10,8 @@ Source: Agrawal et al. 2025, "GEPA: Reflective prompt evolution can outperform r
 
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import CancelledError
+from contextlib import suppress
 from typing import Any, ClassVar, TypeVar
 
 from gepa.core.adapter import EvaluationBatch, ProposalFn
@@ -24,11 +26,11 @@ from chimera.data.tasks import Dataset
 from chimera.run.policies import Part
 from evaluation.records.rollouts import RolloutRecord
 from training.guidance.budget import Budget, BudgetSpentError
-from training.guidance.lessons import check_writer
 from training.guidance.role_groups import RoleGroup, failure, role_groups, tells_too_much
 from training.guidance.search import GuidanceSearch, SearchSettings, check_search
 from training.guidance.writer import INSTRUCTIONS, Instructions, slot_of, write
-from training.learning.base import Bench, Learned, PhasePlan
+from training.learning.base import Bench, Learned, PhasePlan, live_graph
+from training.learning.states import check_teacher
 from training.watch.summary import aligned
 
 Value = TypeVar("Value")
@@ -58,7 +60,7 @@ class Gepa:
 
     def check(self, plan: PhasePlan, settings: GepaSettings, config: Config, dataset: Dataset) -> None:
         check_search(plan, settings, config, dataset)
-        check_writer(plan, settings.model, config)
+        check_teacher(plan, "model", slot_of(settings.model, plan.roles, config), [INSTRUCTIONS.schema], config)
 
     async def learn(self, plan: PhasePlan, settings: GepaSettings, bench: Bench) -> Learned:
         """Search until the budget is spent."""
@@ -81,7 +83,8 @@ class _Adapter:
         self._bench = bench
         self._search = search
         self._loop = asyncio.get_running_loop()
-        self._learners = {learner.name: learner for learner in role_groups(search.plan.roles, search.told)}
+        learners = role_groups(search.plan.roles, search.told, live_graph(bench))
+        self._learners = {learner.name: learner for learner in learners}
         self._failed: Exception | None = None
         self._written = 0
         self.propose_new_texts: ProposalFn | None = self._propose
@@ -96,7 +99,7 @@ class _Adapter:
         from gepa.api import optimize
 
         seed_candidate = {name: learner.instructions for name, learner in self._learners.items()}
-        try:
+        with suppress(BudgetSpentError):
             optimize(
                 seed_candidate,
                 trainset=self._search.tasks,
@@ -107,8 +110,6 @@ class _Adapter:
                 logger=_Silent(),
                 seed=self._bench.config.seed,
             )
-        except BudgetSpentError:
-            return
         if self._failed is not None and not isinstance(self._failed, BudgetSpentError):
             raise self._failed
 
@@ -151,7 +152,7 @@ class _Adapter:
         }
 
     def _rewritten(self, learner: RoleGroup, prompt: str, cases: Sequence[Mapping[str, Any]]) -> str:
-        slot = slot_of(self._settings.model, learner.roles, self._bench.config.roles.slots())
+        slot = slot_of(self._settings.model, learner.roles, self._bench.config)
         self._written += 1
         seed = (self._bench.config.seed * 7919 + self._written) % 2**31
         goal = f"Improve the instructions of {learner.name}."
@@ -174,7 +175,7 @@ class _Adapter:
             learner = self._learners[name]
             if text != learner.instructions:
                 for role, prompt in learner.prompts(text).items():
-                    guidance = self._search.changed(guidance, [role], prompt=prompt)
+                    guidance = self._search.changed(guidance, role, prompt=prompt)
         return guidance
 
     def _wait(self, work: Coroutine[Any, Any, Value]) -> Value:
@@ -184,7 +185,7 @@ class _Adapter:
             raise self._failed
         try:
             return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-        except (BudgetSpentError, ChimeraError, OSError) as error:
+        except (BudgetSpentError, ChimeraError, OSError, CancelledError) as error:
             self._failed = error
             raise
 

@@ -2,9 +2,9 @@
 
     for each round: a model reads failures of a role and writes a lesson
         dropped if it names a task, a question or an answer, or mends none of the failed tasks that it is checked on
-        kept if the society is then right more often on the search share
+        kept if the society is then better on the search share: right more often, or as often with more reward
 
-At most `lessons` a role, so all of them are told with every task and none has to be retrieved.
+At most `lessons` more a role, so all of them are told with every task and none has to be retrieved.
 
 Source: Shinn et al. 2023, "Reflexion"; Wang et al. 2023, "Voyager".
 """
@@ -18,10 +18,8 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from agents.context import Guided
 from agents.visit.prompting import payload_of, read_payload
 from chimera.config.tree import Config
-from chimera.core.errors import ConfigError
 from chimera.core.types import LABELS
 from chimera.data.tasks import Dataset
 from chimera.run.jsonl import read_lines
@@ -32,8 +30,9 @@ from training.guidance.budget import BudgetSpentError
 from training.guidance.role_groups import RoleGroup, failure, names_a_label, role_groups, tells_too_much
 from training.guidance.search import GuidanceSearch, SearchSettings, check_search
 from training.guidance.writer import LESSONS, Lessons, slot_of, write
-from training.learning.base import Bench, Learned, PhasePlan
+from training.learning.base import Bench, Learned, PhasePlan, live_graph
 from training.learning.episodes import Episode
+from training.learning.states import check_teacher
 from training.watch.summary import aligned
 
 CHECKED, MOST_CHECKED = 3, 6
@@ -45,15 +44,15 @@ SHOWN = 4
 class LessonsSettings(SearchSettings):
     """Lessons from failed training tasks, checked on others before they stay."""
 
-    rounds: int = Field(default=12, ge=1, le=10_000, description="lessons that are tried, for each form of answer")
-    lessons: int = Field(default=3, ge=1, le=100, description="lessons that a role is told at most")
+    rounds: int = Field(default=12, ge=1, le=10_000, description="rounds of 1 or 2 lessons, for each form of answer")
+    lessons: int = Field(default=3, ge=1, le=100, description="most lessons that a role learns beside those it has")
     model: str | None = Field(default=None, description="slot whose model writes them; without it the role's own")
 
     def asks(self) -> tuple[str, ...]:
         return () if self.model is None else (self.model,)
 
     def most(self) -> str:
-        return super().most() or f"{(self.rounds + 1) * self.tasks:,} rollouts for each form of answer"
+        return super().most() or f"{(2 * self.rounds + 1) * self.tasks:,} rollouts for each form of answer"
 
 
 class LessonsAlgorithm:
@@ -64,7 +63,7 @@ class LessonsAlgorithm:
 
     def check(self, plan: PhasePlan, settings: LessonsSettings, config: Config, dataset: Dataset) -> None:
         check_search(plan, settings, config, dataset)
-        check_writer(plan, settings.model, config)
+        check_teacher(plan, "model", slot_of(settings.model, plan.roles, config), [LESSONS.schema], config)
 
     async def learn(self, plan: PhasePlan, settings: LessonsSettings, bench: Bench) -> Learned:
         """Search, for one group of roles after another."""
@@ -75,18 +74,9 @@ class LessonsAlgorithm:
         counts = Counter[str]()
         with suppress(BudgetSpentError):
             records = await search.trial(search.start)
-            for learner in role_groups(plan.roles, search.told):
+            for learner in role_groups(plan.roles, search.told, live_graph(bench)):
                 records = await _LessonRounds(settings, bench, search, learner, counts).run(records, outside)
         return search.learned(dict(counts))
-
-
-def check_writer(plan: PhasePlan, model: str | None, config: Config) -> None:
-    """Raise ConfigError if the slot that is to write cannot."""
-    slot = slot_of(model, plan.roles, config.roles.slots())
-    if config.models[slot].kind == "rubric":
-        raise ConfigError(
-            f"{plan.name}.model={slot} is a rubric, which writes nothing: name a slot whose model can write"
-        )
 
 
 class _LessonRounds:
@@ -100,7 +90,7 @@ class _LessonRounds:
         self._search = search
         self._learner = learner
         self._counts = counts
-        self._told = search.best
+        self._lessons: list[str] = []
 
     async def run(self, records: Sequence[RolloutRecord], outside: Sequence[Episode]) -> list[RolloutRecord]:
         """Try lessons; returns the rollouts of the search share with those that stay.
@@ -123,16 +113,12 @@ class _LessonRounds:
                     records = await self._tried(lesson, records)
         return records
 
-    @property
-    def _lessons(self) -> tuple[str, ...]:
-        """What the learner's roles are told as lessons so far."""
-        role = self._learner.roles[0]
-        return self._told[role].lessons if role in self._told else ()
-
     async def _written(self, failures: Sequence[dict[str, Any]], number: int) -> list[str]:
         """New lessons from `failures`, without those that say too much."""
-        slot = slot_of(self._settings.model, self._learner.roles, self._bench.config.roles.slots())
+        slot = slot_of(self._settings.model, self._learner.roles, self._bench.config)
         seed = Random(f"{self._bench.config.seed}/{number}").getrandbits(31)
+        before = [lesson for role in self._learner.roles for lesson in self._search.told(role).lessons]
+        had = list(dict.fromkeys([*before, *self._lessons]))
         answer = await write(
             self._search,
             slot,
@@ -141,14 +127,14 @@ class _LessonRounds:
             seed,
             member=self._learner.name,
             instructions=self._learner.instructions,
-            lessons=list(self._lessons) or None,
+            lessons=had or None,
             failures=list(failures),
         )
         lessons = answer.lessons if isinstance(answer, Lessons) else []
         self._counts["written"] += len(lessons)
         self._counts["unreadable"] += answer is None
         allowed = [lesson for lesson in lessons if not self._says_too_much(lesson)]
-        return [lesson for lesson in dict.fromkeys(allowed) if lesson not in self._lessons]
+        return [lesson for lesson in dict.fromkeys(allowed) if lesson not in had]
 
     def _says_too_much(self, lesson: str) -> bool:
         dataset = self._bench.dataset
@@ -159,9 +145,11 @@ class _LessonRounds:
         return why is not None
 
     async def _tried(self, lesson: str, records: Sequence[RolloutRecord]) -> list[RolloutRecord]:
-        """Check `lesson`, and keep it if the society is then right more often."""
-        search = self._search
-        guidance = self._with(lesson)
+        """Check `lesson`, and keep it if the society is then better (`GuidanceSearch.score`)."""
+        search, guidance = self._search, self._search.best
+        for role in self._learner.roles:
+            lessons = (*self._search.told(role).lessons, *self._lessons, lesson)
+            guidance = search.changed(guidance, role, lessons=lessons)
         by_id = {task.id: task for task in search.tasks}
         wrong = [by_id[record.task_id] for record in records if not aligned(record)]
         others = [task for task in search.tasks if task not in wrong]
@@ -176,12 +164,9 @@ class _LessonRounds:
             self._counts["not_better"] += 1
             return list(records)
         self._counts["kept"] += 1
-        self._told = guidance
+        self._lessons.append(lesson)
         self._bench.view.note(f"{search.plan.name}: {self._learner.name} is told: {lesson}")
         return after
-
-    def _with(self, lesson: str) -> Guided:
-        return self._search.changed(self._told, self._learner.roles, lessons=(*self._lessons, lesson))
 
 
 def _corrections(bench: Bench, roles: Sequence[str]) -> list[dict[str, Any]]:

@@ -4,7 +4,8 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from agents.roles import ROLES
+from agents.roles import ROLES, form_of, prompt_in_form
+from chimera.config.sections.graph import GraphConfig
 from chimera.config.sections.society import Guidance
 from chimera.core.types import Label, ResearchTask
 from evaluation.records.rollouts import RolloutRecord
@@ -13,6 +14,8 @@ from training.watch.summary import aligned
 
 RUN = 6
 """So many words in a row of a task's question name the task."""
+SHORT = 5
+"""A number with fewer digits names no task."""
 CALLING = {"answer", "answers", "say", "choose", "conclude", "label", "option"}
 BETWEEN = {"is", "be", "with", "as", "to", "that", "the"}
 
@@ -41,18 +44,21 @@ class RoleGroup:
         return {role: f"{head}\n{instructions}" for role, head in zip(self.roles, self.heads, strict=True)}
 
 
-def role_groups(roles: Sequence[str], guidance_of: Callable[[str], Guidance]) -> list[RoleGroup]:
+def role_groups(roles: Sequence[str], guidance_of: Callable[[str], Guidance], graph: GraphConfig) -> list[RoleGroup]:
     """The learners among `roles`: those that have one schema and end their prompts alike learn together.
 
     Args:
         guidance_of: What each role is told now.
+        graph: The live one, which decides the form of answers that prompts ask for.
     """
     groups: dict[type, list[str]] = {}
     for role in roles:
         groups.setdefault(ROLES[role].schema, []).append(role)
     by_group: list[RoleGroup] = []
     for members in groups.values():
-        lines = [(guidance_of(role).prompt or ROLES[role].prompt).strip("\n").split("\n") for role in members]
+        prompts = [guidance_of(role).prompt or ROLES[role].prompt for role in members]
+        in_form = [prompt_in_form(text, form_of(graph, role)) for role, text in zip(members, prompts, strict=True)]
+        lines = [text.strip("\n").split("\n") for text in in_form]
         alone = [([role], [prompt]) for role, prompt in zip(members, lines, strict=True)]
         for names, prompts in [(members, lines)] if _common_tail(lines) else alone:
             tail = _common_tail(prompts)
@@ -96,12 +102,15 @@ def is_right(record: RolloutRecord, conversation: Conversation) -> bool:
 
 
 def tells_too_much(text: str, tasks: Iterable[ResearchTask]) -> str | None:
-    """Why `text` names a task, so that it would help with this task only; None if it does not."""
+    """Why `text` names a task, so that it would help with this task only; None if it does not.
+
+    Ids that are short numbers name no task: lessons hold such numbers for other reasons.
+    """
     words = _words(text)
     spans = {tuple(words[at : at + RUN]) for at in range(len(words) - RUN + 1)}
     for task in tasks:
         goal = _words(task.goal)
-        if task.id in text:
+        if not (task.id.isdecimal() and len(task.id) < SHORT) and _holds(words, task.id):
             return f"it names the task {task.id}"
         if any(tuple(goal[at : at + RUN]) in spans for at in range(len(goal) - RUN + 1)):
             return f"it quotes the question of the task {task.id}"
@@ -112,12 +121,13 @@ def names_a_label(text: str, labels: Collection[Label]) -> str | None:
     """Why `text` says what to answer; None if it does not.
 
     Labels of one or two letters, such as `no` and `A`, are words of their own and count only where they are quoted or
-    called an answer.
+    called an answer. A single letter counts only as it is written, because "a" is an article.
     """
-    words = re.findall(r"\w+", text)
+    written, words = re.findall(r"\w+", text), _words(text)
     for label in labels:
-        quoted = any(f"{mark}{label}{mark}" in text for mark in "\"'`")
-        if quoted or (_called(words, label) if len(label) < 3 else label.lower() in _words(text)):
+        quoted = any(f"{mark}{label}{mark}".lower() in text.lower() for mark in "\"'`")
+        called = _called(written, label) or (len(label) == 2 and _called(words, label.lower()))
+        if quoted or called or (len(label) > 2 and _holds(words, label)):
             return f"it names the answer {label!r}"
     return None
 
@@ -131,6 +141,11 @@ def _called(words: Sequence[str], label: Label) -> bool:
         if before and before[-1] in CALLING:
             return True
     return False
+
+
+def _holds(words: Sequence[str], phrase: str) -> bool:
+    """True if the words of `phrase` stand in a row among `words`."""
+    return f" {' '.join(_words(phrase))} " in f" {' '.join(words)} "
 
 
 def _words(text: str) -> list[str]:

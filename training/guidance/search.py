@@ -214,17 +214,15 @@ class GuidanceSearch(Search[Guided]):
         super().__init__(
             plan, settings, bench, earlier, part="guidance", file=guidance.FILE, dump=guidance.dump, start=start
         )
-        self._society = bench.config.society
 
     def told(self, role: str) -> Guidance:
         """What `role` is told when the search begins: by the configuration, and in its place what was learned."""
-        by_configuration = self._society.told(role)
+        by_configuration = self._bench.config.society.told(role)
         return by_configuration.model_copy(update=self.start[role].given()) if role in self.start else by_configuration
 
-    def changed(self, candidate: Guided, roles: Sequence[str], **fields: Any) -> Guided:
-        """`candidate` with other `fields` for `roles`."""
-        update = {role: candidate.get(role, Guidance()).model_copy(update=fields) for role in roles}
-        return {**candidate, **update}
+    def changed(self, candidate: Guided, role: str, **fields: Any) -> Guided:
+        """`candidate` with other `fields` for `role`."""
+        return {**candidate, role: candidate.get(role, Guidance()).model_copy(update=fields)}
 
 
 def right_share(records: Sequence[RolloutRecord]) -> float:

@@ -1,6 +1,6 @@
 """The model that writes lessons and instructions for a role, from tasks on which it failed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
@@ -9,6 +9,7 @@ from agents.roles import Role
 from agents.schemas import Answer
 from agents.visit.prompting import opening, response_format
 from agents.visit.react import read_answer
+from chimera.config.tree import Config
 from training.guidance.search import GuidanceSearch
 
 LONGEST_PROMPT = 8000
@@ -68,6 +69,6 @@ async def write(search: GuidanceSearch, slot: str, writer: Role, goal: str, seed
         return None
 
 
-def slot_of(model: str | None, roles: Sequence[str], slots: Mapping[str, str]) -> str:
+def slot_of(model: str | None, roles: Sequence[str], config: Config) -> str:
     """The slot that writes: the one that a phase names, or that of the first role that learns."""
-    return model or slots[roles[0]]
+    return model or config.slot(roles[0])

@@ -12,7 +12,7 @@ from agents.policies.choice import SelectionSpec
 from agents.policies.society import of_policies
 from chimera.config.tree import Config
 from chimera.core.errors import ModelError, RunError
-from chimera.run.directory import Run
+from chimera.run.directory import Run, short_name
 from chimera.run.policies import Policy
 from chimera.run.seals import checked
 from chimera.serving.process import ModelServers
@@ -96,4 +96,4 @@ class ServedCandidates:
 
 def phase_of(phase: str, policies: Sequence[Policy]) -> str:
     """Where rollouts of `phase` with candidates are recorded: no reader of training rollouts takes them for its own."""
-    return "--".join((phase, *(policy.version.replace("@", ".") for policy in policies)))
+    return short_name("--".join((phase, *(policy.version.replace("@", ".") for policy in policies))))

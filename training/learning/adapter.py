@@ -26,7 +26,7 @@ from chimera.config.sections.rollouts import RewardConfig
 from chimera.core.errors import RunError
 from chimera.serving.client import Completion
 from evaluation.records.rollouts import RolloutRecord
-from evaluation.scores.rewards import COUNTED_CALLS, call_reward
+from evaluation.scores.rewards import COUNTED_CALLS, call_reward, last_attempts
 from evaluation.traces.calls import TracedCall, last_outcome, model_calls, visits
 from evaluation.traces.spans import SpanLike
 from training.learning.experience import Call, Conversation
@@ -71,12 +71,10 @@ class HierarchicalTraceAdapter(agl.TraceAdapter[list[agl.Triplet]]):
         attempt_id, outcome = reported
         records, _ = _records(outcome)
         tries: dict[_Visit, list[TracedCall]] = {}
+        last = {record.response_id for record in last_attempts([*records.values()])}
         for call in model_calls(spans, roles=roles, attempt_id=attempt_id):
-            current = tries.setdefault((call.role, call.visit), [])
-            if current and current[0].attempt < call.attempt:
-                current.clear()
-            if not current or current[0].attempt == call.attempt:
-                current.append(call)
+            if call.response_id in last:
+                tries.setdefault((call.role, call.visit), []).append(call)
         return [
             _conversation(calls, record)
             for calls in tries.values()
@@ -98,11 +96,7 @@ class HierarchicalTraceAdapter(agl.TraceAdapter[list[agl.Triplet]]):
             return []
         attempt_id, outcome = reported
         records, uses = _records(outcome)
-        last_try: dict[_Visit, int] = {}
-        for span, _ in visits(spans):
-            if span.attempt_id == attempt_id:
-                visit = str(span.attributes["role"]), _number(span, "visit")
-                last_try[visit] = max(last_try.get(visit, 0), _number(span, "attempt"))
+        last = {record.response_id for record in last_attempts([*records.values()])}
         calls: list[Call] = []
         players = {str(span.attributes["role"]): span.attributes.get("model") for span, _ in visits(spans)}
         others = {name for name, record in records.items() if record.model != players.get(record.role, record.model)}
@@ -112,7 +106,7 @@ class HierarchicalTraceAdapter(agl.TraceAdapter[list[agl.Triplet]]):
                     f"rollout {spans[0].rollout_id}: its outcome does not mention the answer "
                     f"{call.response_id!r} to {call.role}, so its reward is not known: leave this rollout out"
                 )
-            finished = call.attempt == last_try[call.role, call.visit]
+            finished = call.response_id in last
             calls.append(
                 Call(
                     rollout_id=spans[0].rollout_id,
@@ -137,18 +131,11 @@ class HierarchicalTraceAdapter(agl.TraceAdapter[list[agl.Triplet]]):
         if record.reward is None or "selection" not in record.outputs:
             return []
         selection = record.outputs["selection"]
+        goal, task_id = record.outputs["research_goal"], record.task_id
+        common: dict[str, Any] = {"goal": goal, "task_id": task_id, "reward": record.reward}
         if selection["policy"] == COMBINED:
-            return [
-                BanditEvent(
-                    goal=record.outputs["research_goal"],
-                    hypotheses=SEARCH_AGAIN,
-                    reward=record.reward,
-                    sources=(),
-                    task_id=record.task_id,
-                    **choice,
-                )
-                for choice in record.outputs.get("choices", ())
-            ]
+            choices = record.outputs.get("choices", ())
+            return [BanditEvent(hypotheses=SEARCH_AGAIN, sources=(), **common, **choice) for choice in choices]
         if selection["policy"] == VOTE:
             return []
         aligned = record.parts.get("alignment")
@@ -159,19 +146,8 @@ class HierarchicalTraceAdapter(agl.TraceAdapter[list[agl.Triplet]]):
                 hypothesis["author"]: rest + weight * (hypothesis["answer"] == record.label)
                 for hypothesis in record.outputs["initial_hypotheses"]
             } | {selection["author"]: record.reward}
-        event = BanditEvent(
-            goal=record.outputs["research_goal"],
-            hypotheses=record.outputs["initial_hypotheses"],
-            author=selection["author"],
-            preferred=selection["preferred"],
-            propensities=selection["propensities"],
-            policy=selection["policy"],
-            reward=record.reward,
-            sources=selection["sources"],
-            task_id=record.task_id,
-            hindsight=hindsight,
-        )
-        return [event]
+        common |= {name: selection[name] for name in ("author", "preferred", "propensities", "policy", "sources")}
+        return [BanditEvent(hypotheses=record.outputs["initial_hypotheses"], hindsight=hindsight, **common)]
 
     def _immediate(self, record: ModelCall, uses: Sequence[ToolUse]) -> float:
         if record.parsed is None:
@@ -226,8 +202,7 @@ def _token_calls(
                     raise RunError(
                         f"rollout {span.rollout_id}: the answer {response!r} to {span.attributes['role']} has no "
                         "exchange of its own in the trace: leave this rollout out, and if there are many, look "
-                        f"whether the server of model "
-                        f"{span.attributes.get('model')!r} gives every answer an id of its own"
+                        f"whether the server of model {span.attributes.get('model')!r} gives every answer one"
                     )
     for call in calls:
         if call.prompt_ids is None or call.response_ids is None:

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
+from agents.policies.society import of_versions
 from chimera.config.pipeline import PhaseSettings
 from chimera.run.policies import Part, Policy
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
+    from chimera.config.sections.graph import GraphConfig
     from chimera.config.tree import Config
     from chimera.data.tasks import Dataset
     from chimera.run.directory import Run
@@ -144,12 +146,7 @@ class Bench(Protocol):
         ...
 
     async def replay(
-        self,
-        episode: "Episode",
-        *,
-        at: str,
-        instead: Mapping[str, Any] | None = None,
-        policies: Sequence[Policy] = (),
+        self, episode: "Episode", *, at: str, instead: Mapping[str, Any] | None = None, policies: Sequence[Policy] = ()
     ) -> "Episode":
         """Rebuild the state before the role `at` first worked, replace fields of it, and run the rest of the graph.
 
@@ -220,6 +217,11 @@ class Bench(Protocol):
         Requests, answers, tokens, and US dollars for slots that have a price (`evaluation.prices`).
         """
         ...
+
+
+def live_graph(bench: Bench) -> "GraphConfig":
+    """The society's graph that is live: a learned one, or that of the configuration."""
+    return of_versions(bench.run.path, bench.versions).graph or bench.config.society.graph
 
 
 S_contra = TypeVar("S_contra", bound=PhaseSettings, contravariant=True)

@@ -5,6 +5,7 @@ from typing import Any
 
 from agents.roles import ROLES
 from agents.schemas import Answer
+from agents.visit.quoting import texts_read
 from agents.visit.react import read_answer
 from chimera.core.types import Label
 from chimera.serving.client import Completion, read_completions
@@ -102,6 +103,11 @@ class Call:
             return read_answer(ROLES[self.role], completion, self.asked.messages)
         except ValueError:
             return None
+
+    @property
+    def passages(self) -> list[str]:
+        """The texts that the role had read; none where there is no trace."""
+        return [] if self.asked is None else texts_read(self.asked.messages)
 
     @property
     def log_probs(self) -> tuple[float, ...] | None:

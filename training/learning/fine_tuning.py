@@ -39,8 +39,7 @@ class TuneSettings(PhaseSettings):
         description="processes that share each optimiser step, one GPU each if there are GPUs; without Unsloth if more",
     )
     unsloth: Literal["auto", "never"] = Field(
-        default="auto",
-        description="auto: load the model through Unsloth when a GPU and Unsloth are there",
+        default="auto", description="auto: load the model through Unsloth when a GPU and Unsloth are there"
     )
 
 

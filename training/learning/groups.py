@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import correlation, fmean
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from chimera.config.pipeline import PhaseSettings
 from training.learning.base import Bench
@@ -35,6 +35,14 @@ class BranchSettings(PhaseSettings):
 
     def needs_rollouts(self) -> bool:
         return self.tasks == 0
+
+    @field_validator("reward")
+    @classmethod
+    def _without_zeros(cls, reward: dict[str, float]) -> dict[str, float]:
+        weights = {name: weight for name, weight in reward.items() if weight}
+        if reward and not weights:
+            raise ValueError(f"{reward} leaves no part: give one a weight, or set {{}} for the whole reward")
+        return weights
 
 
 @dataclass(frozen=True, slots=True)

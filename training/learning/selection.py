@@ -29,12 +29,7 @@ def candidates(episode: Episode, roles: Sequence[str]) -> list[Candidate]:
     return [Candidate(record, record.reward, conversation) for conversation in conversations]
 
 
-def select(
-    pool: Sequence[Candidate],
-    render: Render,
-    config: SftSettings,
-    phase: str = "sft",
-) -> Selected:
+def select(pool: Sequence[Candidate], render: Render, config: SftSettings, phase: str = "sft") -> Selected:
     """Select by reward, credit, true quotes, uniqueness and length, in this order.
 
     Raises:

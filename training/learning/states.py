@@ -5,11 +5,11 @@ And the rollouts in which they are recorded, where a phase makes them itself.
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agents.findings import Findings, gathered, share_right, vote
+from agents.findings import Findings, share_right, vote, weighed
 from agents.roles import REFINER
 from agents.schemas import Answer
 from agents.visit.sources import sources_seen
@@ -18,6 +18,7 @@ from chimera.core.errors import ConfigError, RunError
 from chimera.core.types import Label, ResearchTask
 from chimera.core.weighing import Vote, weigh
 from chimera.data.tasks import Dataset
+from chimera.rubric.grader import GRADERS
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from training.learning.base import Bench, PhasePlan
 from training.learning.episodes import Episode
@@ -107,6 +108,13 @@ def check_varied(plan: PhasePlan, config: Config, why: str) -> None:
         )
 
 
+def check_teacher(plan: PhasePlan, key: str, slot: str, schemas: Iterable[type[Answer]], config: Config) -> None:
+    """Raise ConfigError if the phase's `key` names a slot that is a rubric, which gives no answers of these schemas."""
+    strange = [schema.__name__ for schema in schemas if schema.__name__ not in GRADERS]
+    if strange and config.models[slot].kind == "rubric":
+        raise ConfigError(f"{plan.name}.{key}={slot} is a rubric, which gives no {strange[0]}: name another slot")
+
+
 async def collect_states(plan: PhasePlan, tasks: int, bench: Bench) -> list[State]:
     """The states of the phase's roles, in the order of their keys.
 
@@ -166,6 +174,6 @@ def _key(call: Call, record: RolloutRecord, task: ResearchTask | None) -> tuple[
 
 
 def findings_in(record: RolloutRecord) -> list[Mapping[str, Any]]:
-    """The findings of all juniors in a rollout; none where hypotheses are not combined from them."""
+    """The findings that a rollout's refiner weighs; none where hypotheses are not combined from them."""
     hypotheses = record.outputs.get("initial_hypotheses", ())
-    return gathered(hypothesis for hypothesis in hypotheses if "findings" in hypothesis)
+    return weighed(hypothesis for hypothesis in hypotheses if "findings" in hypothesis)

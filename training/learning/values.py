@@ -16,10 +16,10 @@ from functools import partial
 from typing import Any, Literal
 
 from agents.findings import Findings, as_hypothesis, with_findings
-from agents.roles import DESIGNER, PEER_REVIEWER, REFINER, ROLES, SUPERVISOR
+from agents.roles import DESIGNER, PRINCIPAL_INVESTIGATOR, REFINER, ROLES, SUPERVISOR
 from agents.schemas import Answer, ExperimentProtocol, Hypothesis
-from agents.visit.quoting import texts_read
 from chimera.config.roles import JUDGE, JUNIORS
+from chimera.config.sections.graph import GraphConfig
 from chimera.config.sections.rollouts import RewardConfig
 from chimera.config.tree import Config
 from chimera.core.errors import ConfigError
@@ -27,7 +27,7 @@ from chimera.core.quotes import missing_quotes
 from chimera.rubric.judge import judge
 from evaluation.scores.judge import finished_work
 from evaluation.scores.relative import relative
-from training.learning.base import Bench, PhasePlan
+from training.learning.base import Bench, PhasePlan, live_graph
 from training.learning.experience import Call
 from training.learning.states import State, findings_in
 
@@ -40,8 +40,8 @@ OWN: Mapping[type[Answer], tuple[str, ...]] = {
 }
 """The parts that can be read from an answer itself, or from the answers to one state beside each other."""
 JUDGED = frozenset({"novelty", "feasibility", "impact", "clarity", "groundedness", "efficiency"})
-NEXT: Mapping[str, str] = {**dict.fromkeys(JUNIORS, SUPERVISOR), REFINER: DESIGNER, DESIGNER: PEER_REVIEWER}
-"""Where a replay begins: the role that works with the answer."""
+REPLAYED = (*JUNIORS, REFINER, DESIGNER)
+"""The roles after whose answer a replay can begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +110,10 @@ def how_valued(
     check_reward(plan, weights, config.reward)
     if method == "direct":
         raise ConfigError(f"{plan.name}.value=direct cannot work: {reason}; set {plan.name}.value=replay")
-    if others := [role for role in plan.roles if role not in NEXT]:
+    if others := [role for role in plan.roles if role not in REPLAYED]:
         raise ConfigError(
             f"{plan.name} cannot value answers of {others[0]} by replay: a replay can begin after "
-            f"{', '.join(NEXT)} only; leave {others[0]} out of {plan.name}.roles"
+            f"{', '.join(REPLAYED)} only; leave {others[0]} out of {plan.name}.roles"
         )
     return "replay"
 
@@ -126,8 +126,9 @@ def _not_direct(plan: PhasePlan, weights: Mapping[str, float], config: Config) -
         direct_parts = OWN.get(ROLES[role].schema, ())
         if others := [name for name in weights if name not in direct_parts]:
             return f"{others[0]} does not follow from an answer of {role} alone"
-    if JUDGED & set(weights) and config.models[config.slot(JUDGE)].kind != "rubric":
-        return f"the judge is a language model, and would have to be asked for {', '.join(JUDGED & set(weights))}"
+    judges = [config.models[slot] for slot in (config.slot(JUDGE), *config.rollouts.judges)]
+    if JUDGED & set(weights) and any(model.kind != "rubric" for model in judges):
+        return f"a judge is a language model, and would have to be asked for {', '.join(JUDGED & set(weights))}"
     return None
 
 
@@ -153,7 +154,7 @@ class Values:
         if RELATIVE not in self._weights:
             return worths
         works = {
-            number: _work(state, answer, _read(call))
+            number: _work(state, answer, call.passages)
             for number, call in enumerate(answers)
             if worths[number] is not None and (answer := call.answer) is not None
         }
@@ -185,7 +186,7 @@ class Values:
             amounts = own_parts(state, answered, answer, weights)
             parts = {name: weight * amounts[name] for name, weight in weights.items()}
             return Worth(math.fsum(parts.values()), parts, "direct")
-        at = NEXT[state.call.role]
+        at = role_after(state.call.role, live_graph(self._bench))
         record = (await self._bench.replay(state.episode, at=at, instead=replaced(state, answer))).record
         if record.reward is None:
             return None
@@ -193,12 +194,20 @@ class Values:
         return Worth(math.fsum(parts.values()), parts, "replay")
 
 
+def role_after(role: str, graph: GraphConfig) -> str:
+    """Where a replay begins: the first role of `graph` that works with the answer of `role`, one of `REPLAYED`."""
+    from agents.graph import IN_ORDER, working  # LangGraph takes half a second.
+
+    following = (SUPERVISOR,) if role in JUNIORS else IN_ORDER[IN_ORDER.index(role) + 1 :]
+    return next((name for name in following if name in working(graph)), PRINCIPAL_INVESTIGATOR)
+
+
 def own_parts(state: State, answered: Call, answer: Answer, names: Mapping[str, Any]) -> dict[str, float]:
     """The parts `names` of an answer, each before its weight.
 
     Judged parts are the deterministic judge's scores of the recorded work with this answer in its place.
     """
-    read = _read(answered)
+    read = answered.passages
     amounts = {
         "alignment": state.right(answer),
         "unverifiable_quote": float(len(missing_quotes(answer.quotes, read))),
@@ -207,12 +216,6 @@ def own_parts(state: State, answered: Call, answer: Answer, names: Mapping[str, 
     if JUDGED & set(names):
         amounts |= judge(_work(state, answer, read))
     return {name: amounts[name] for name in names}
-
-
-def _read(answered: Call) -> list[str]:
-    """The passages that the role had read."""
-    assert answered.asked is not None
-    return texts_read(answered.asked.messages)
 
 
 def _work(state: State, answer: Answer, read: list[str]) -> dict[str, Any]:

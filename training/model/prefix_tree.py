@@ -8,6 +8,8 @@ shared token in the backward pass is the sum over its continuations.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
+from operator import eq
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -62,7 +64,7 @@ def grow(tokens: "Tensor", lengths: Sequence[int]) -> PrefixTree:
     last = 0
     for number in sorted(range(len(sequences)), key=sequences.__getitem__):
         sequence, begin = sequences[number], begins[number]
-        shared = _common(before, sequence)
+        shared = len(list(takewhile(bool, map(eq, before, sequence))))  # Equal tokens at the beginning.
         for depth in range(shared):
             place[begin + depth] = place[last + depth]
         for depth in range(shared, len(sequence)):
@@ -74,14 +76,6 @@ def grow(tokens: "Tensor", lengths: Sequence[int]) -> PrefixTree:
             path = (*path, (len(runs) - 1, len(sequence) - shared))
         before, last = sequence, begin
     return PrefixTree(tuple(runs), torch.tensor(places), torch.tensor(place))
-
-
-def _common(sequence: Sequence[int], other: Sequence[int]) -> int:
-    """The number of equal tokens at the beginning."""
-    for depth, (left, right) in enumerate(zip(sequence, other, strict=False)):
-        if left != right:
-            return depth
-    return min(len(sequence), len(other))
 
 
 def _first(path: Sequence[tuple[int, int]], tokens: int) -> tuple[tuple[int, int], ...]:

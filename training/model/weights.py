@@ -117,14 +117,14 @@ def write_model(
         head = tensors.pop("lm_head.weight")
         if not torch.equal(head, tensors["model.embed_tokens.weight"]):
             raise RunError(f"the model of {source} ties its embeddings, and training has set them apart: not exported")
-    exact = adapter is not None and adapter.beside in ("float32", settings.get("dtype"))
+    saved_as = settings.pop("torch_dtype", None)  # The name of transformers 4.
+    exact = adapter is not None and adapter.beside in ("float32", settings.get("dtype") or saved_as)
     with whole_folder(folder) as draft:
         for pattern in COPIED:
             for file in sorted(source.glob(pattern)):
                 if not file.name.endswith(".index.json"):
                     (draft / file.relative_to(source)).parent.mkdir(exist_ok=True)
                     shutil.copyfile(file, draft / file.relative_to(source))
-        settings.pop("torch_dtype", None)
         settings["dtype"] = "float32"
         (draft / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
         whole = {name: value.contiguous() for name, value in tensors.items()}

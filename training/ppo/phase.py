@@ -50,6 +50,11 @@ class Ppo:
                 f"{plan.name}.credit=counterfactual plays one junior's work again, not that of those beside it, and "
                 f"{plan.name} trains several: set {plan.name}.credit to calls, or {plan.name}.roles to one of them"
             )
+        if settings.credit == "counterfactual" and config.models[plan.slot].kind == "vllm":
+            raise ConfigError(
+                f"{plan.name}.credit=counterfactual serves first weights beside those that learn, which vLLM cannot: "
+                f"set {plan.name}.credit to calls, or models.{plan.slot}.kind to embedded"
+            )
         if settings.start is not None:
             _check_start(plan, settings.start, config)
         if settings.adv_estimator in GROUPED and settings.n < 2:
@@ -57,6 +62,11 @@ class Ppo:
             raise ConfigError(
                 f"{plan.name}.n={settings.n}: {settings.adv_estimator} compares {what} with each other; "
                 f"set {plan.name}.n to 2 or more, or {plan.name}.adv_estimator to gae or reinforce_plus_plus"
+            )
+        if settings.adv_estimator == "gae" and settings.critic_warmup >= settings.steps:
+            raise ConfigError(
+                f"{plan.name}.critic_warmup={settings.critic_warmup}: none of {plan.name}.steps={settings.steps} would "
+                f"train more than the critic; set {plan.name}.critic_warmup to fewer, or raise {plan.name}.steps"
             )
         if settings.states:
             how_valued(plan, settings.reward, settings.value, config)

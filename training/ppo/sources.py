@@ -16,6 +16,7 @@ from training.learning.values import Values, how_valued
 from training.ppo import steps as ppo_steps
 from training.ppo.credit import credit
 from training.ppo.curriculum import Course, Curriculum
+from training.ppo.engine.advantages import GROUPED
 from training.ppo.engine.batch import Sample
 from training.ppo.verl.settings import PpoSettings
 
@@ -143,7 +144,7 @@ class BranchSource:
                 answer.call, answer.worth.value, group.state.name, scored=scored, parts=answer.worth.parts
             )
             for group in groups
-            if group.informs
+            if group.informs or settings.adv_estimator not in GROUPED
             for answer in group.answers
             if answer.call.response_ids
         ]
@@ -153,7 +154,8 @@ class BranchSource:
             "curriculum/repeated": sum(self._course.drawn[name] > 1 for name in names),
         }
         stale = sum(group.left_out["stale"] for group in groups)
-        skip = None if samples else f"all answers to one state are worth the same in each of {len(groups)} states"
+        same = f"all answers to one state are worth the same in each of {len(groups)} states, or none has a worth"
+        skip = None if samples else same
         return Taken(samples, metrics, skip, stale)
 
 

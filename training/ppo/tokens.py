@@ -15,10 +15,6 @@ if TYPE_CHECKING:
     from training.ppo.engine.batch import Batch
 
 
-DUAL_CLIP = 3.0
-"""VeRL's default of `clip_ratio_c`."""
-
-
 def record_update(
     run: Path, phase: str, step: int, settings: PpoSettings, batch: "Batch", metrics: Mapping[str, float]
 ) -> None:
@@ -83,8 +79,7 @@ def _objectives(batch: "Batch", settings: PpoSettings, grad_norm: float | None) 
         math.fsum(weight * total for weight, total in zip(weights, of_call.sum(dim=1).tolist(), strict=True))
         for of_call in (sizes, pulls)
     )
-    most = float(settings.verl.get("actor", {}).get("clip_ratio_c", DUAL_CLIP))
-    clip = actor.clip_ratio_low, actor.clip_ratio_high, most
+    clip = actor.clip_ratio_low, actor.clip_ratio_high, actor.clip_ratio_c
     return [Objective(weight, loss, gradient, grad_norm, *clip) for weight in weights]
 
 

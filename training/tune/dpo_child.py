@@ -12,16 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from training.tune.child import (
-    Spec,
-    common_figures,
-    common_settings,
-    finish,
-    learn,
-    load_model,
-    reporter,
-    work,
-)
+from training.tune.child import Spec, common_figures, common_settings, finish, learn, load_model, reporter, work
 
 if TYPE_CHECKING:
     from datasets import Dataset

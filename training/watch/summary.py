@@ -1,7 +1,7 @@
 """Pure functions for figures about rollouts, which the view, the ledger and the metrics show."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -16,6 +16,19 @@ def mean(values: Sequence[float]) -> float | None:
 def aligned(record: RolloutRecord) -> bool | None:
     """True if the answer is the label; None if there is no answer."""
     return None if record.answer is None else alignment.aligned(record.answer, record.label)
+
+
+def tokens_used(record: RolloutRecord, judge: str) -> Iterator[tuple[str, int, int]]:
+    """Each slot with the tokens that its model read and wrote in a rollout; last those of the slot that judged it."""
+    for slot, used in record.tokens.items():
+        yield slot, used["prompt"], used["completion"]
+    yield judge, record.counts.get("judge_prompt_tokens", 0), record.counts.get("judge_completion_tokens", 0)
+
+
+def dollars(used: Sequence[tuple[str, int, int]], prices: Mapping[str, Sequence[float]]) -> float:
+    """US dollars for tokens by slot; one without a price in `evaluation.prices` costs nothing."""
+    priced = ((read, written, prices[slot]) for slot, read, written in used if slot in prices)
+    return sum(read * price[0] + written * price[1] for read, written, price in priced) / 1e6
 
 
 def part_means(records: Sequence[RolloutRecord]) -> dict[str, float | None]:

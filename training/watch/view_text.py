@@ -6,6 +6,7 @@ from textwrap import shorten
 from typing import Any
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from evaluation.records.rollouts import RolloutRecord, failures
@@ -95,17 +96,17 @@ def result_table(name: str, records: Sequence[RolloutRecord], seconds: float) ->
     )
     table.add_column("figure", no_wrap=True, style="dim")
     table.add_column("value")
-    reasons = "; ".join(f"{times} x {reason}" for reason, times in failures(records).most_common(5))
+    reasons = "; ".join(f"{times} x {escape(reason)}" for reason, times in failures(records).most_common(5))
     table.add_row("ended", f"{figures['succeeded']} succeeded, {figures['failed']} failed{reasons and f': {reasons}'}")
     if figures["unscored"]:
         table.add_row("no reward", f"{figures['unscored']}, because a part is missing")
     table.add_row("reward", number(figures["reward"]))
     parts = ", ".join(f"{part_title(part)} {number(value)}" for part, value in figures["parts"].items())
-    table.add_row("its parts", parts or "-")
+    table.add_row("its parts", escape(parts) or "-")
     vetoed = f", {figures['vetoed']} protocols vetoed" if figures["vetoed"] else ""
     table.add_row("right", f"{100 * figures['alignment_rate']:.1f} %{vetoed}" if figures["succeeded"] else "-")
     counts = ", ".join(
         f"{total / len(records):.1f} {key.replace('_', ' ')}" for key, total in figures["counts"].items()
     )
-    table.add_row("a rollout", counts or "-")
+    table.add_row("a rollout", escape(counts) or "-")
     return table

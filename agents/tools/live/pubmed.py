@@ -3,6 +3,7 @@
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
+from typing import Any
 
 from pydantic import BaseModel, Field
 
@@ -70,38 +71,24 @@ class PubMed:
             ids = list(dict.fromkeys((*ids, *await self._ids(" OR ".join(words)))))[: self._wanted]
         return await self._fetch(ids) if ids else []
 
-    async def _turn(self) -> None:
-        """Wait until the next request may begin."""
+    async def _turn(self, **data: Any) -> dict[str, Any]:
+        """Wait until the next request may begin; returns its options."""
         now = time.monotonic()
         self._next = max(now, self._next) + self._gap
         with standing_still():
             await self._http.sleep(self._next - self._gap - now)
+        return {"data": {"db": "pubmed", **data, **self._identity}, "key_name": NCBI_KEY}
 
     async def _ids(self, term: str) -> list[str]:
-        data = {"db": "pubmed", "term": term, "retmax": self._wanted, "retmode": "json", "sort": "relevance"}
-        await self._turn()
-        answer = await self._http.json(
-            SERVICE,
-            "POST",
-            f"{self._base_url}/esearch.fcgi",
-            _SearchAnswer,
-            data={**data, **self._identity},
-            key_name=NCBI_KEY,
-        )
+        options = await self._turn(term=term, retmax=self._wanted, retmode="json", sort="relevance")
+        answer = await self._http.json(SERVICE, "POST", f"{self._base_url}/esearch.fcgi", _SearchAnswer, **options)
         if answer.esearchresult.error:
             raise ToolError(f"{SERVICE} could not run the search: {answer.esearchresult.error[:100]}")
         return answer.esearchresult.idlist
 
     async def _fetch(self, ids: Sequence[str]) -> list[Passage]:
-        data = {"db": "pubmed", "id": ",".join(ids), "retmode": "xml"}
-        await self._turn()
-        body = await self._http.request(
-            SERVICE,
-            "POST",
-            f"{self._base_url}/efetch.fcgi",
-            data={**data, **self._identity},
-            key_name=NCBI_KEY,
-        )
+        options = await self._turn(id=",".join(ids), retmode="xml")
+        body = await self._http.request(SERVICE, "POST", f"{self._base_url}/efetch.fcgi", **options)
         try:
             root = parse_xml(body)
         except ValueError as error:

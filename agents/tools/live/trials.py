@@ -80,13 +80,8 @@ class ClinicalTrials:
         return list({study.id: study for study in studies}.values())[: self._wanted]
 
     async def _studies(self, term: str) -> list[Passage]:
-        answer = await self._http.json(
-            SERVICE,
-            "GET",
-            f"{self._base_url}/studies",
-            _TrialsAnswer,
-            params={"query.term": term, "pageSize": self._wanted, "format": "json"},
-        )
+        params = {"query.term": term, "pageSize": self._wanted, "format": "json"}
+        answer = await self._http.json(SERVICE, "GET", f"{self._base_url}/studies", _TrialsAnswer, params=params)
         return [_passage(study) for study in answer.studies]
 
 

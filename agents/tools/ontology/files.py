@@ -6,6 +6,7 @@ Readers stream, so a file with all of Swiss-Prot takes little memory. Files whos
 import csv
 import gzip
 import re
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -89,7 +90,7 @@ def _open(path: Path) -> Iterator[TextIO]:
     try:
         with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
             yield lines
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read: {error}") from error
 
 

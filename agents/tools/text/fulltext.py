@@ -8,6 +8,7 @@ import os
 import re
 import sqlite3
 import threading
+import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import quote
@@ -30,7 +31,8 @@ STOP_WORDS = frozenset(
 
 def content_words(text: str) -> list[str]:
     """Distinct words of `text` in order, in lower case. Stop words are left out, unless there are no other words."""
-    words = list(dict.fromkeys(re.findall(r"\w+", text.lower())))
+    composed = unicodedata.normalize("NFC", text).lower().replace("i\u0307", "i")  # "İ".lower() is a dotted i.
+    words = list(dict.fromkeys(re.findall(r"\w+", composed)))
     return ([word for word in words if word not in STOP_WORDS] or words)[:MAX_WORDS]
 
 

@@ -14,7 +14,10 @@ MAX_QUERY = 400
 """Longest query, in characters. Tavily refuses longer ones; every PubMedQA question is much shorter."""
 
 MAX_SOURCE = 20_000
-"""Most characters of one result that are read; live services may send whole pages."""
+"""Most characters of one live result that are read; services may send whole pages."""
+
+MAX_ID = 200
+"""Most characters of an id: web search results have their address as id."""
 
 _TAKEN_BACK = re.compile(r"\W*(?:RETRACTED|WITHDRAWN|EXPRESSION OF CONCERN)(?: [A-Z]+)?\s*[:\])]", re.IGNORECASE)
 
@@ -56,13 +59,13 @@ def caution_of(title: str) -> str:
     return match[0].strip(" :[]()").lower() if match else ""
 
 
-def clean(text: str) -> str:
-    """Make `text` safe as data: at most `MAX_SOURCE` characters, no control characters, no lone surrogates.
+def clean(text: str, longest: int | None = MAX_SOURCE) -> str:
+    """Make `text` safe as data: at most `longest` characters, no control characters, no lone surrogates.
 
     Line breaks become spaces; printable text passes unchanged, which keeps quotes verbatim. `agents.visit.prompting`
     escapes the control tokens of chat templates.
     """
-    return "".join(map(_printable, text[:MAX_SOURCE])).strip()
+    return "".join(map(_printable, text[:longest])).strip()
 
 
 def _printable(character: str) -> str:

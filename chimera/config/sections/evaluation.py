@@ -99,7 +99,7 @@ class EvaluationConfig(ConfigSection):
         description="which role and phase gave what: roles also evaluates the end with each trained slot, and the "
         "choice among hypotheses, back at base; around moreover each phase alone on the base and left out of the end; "
         "shapley all combinations of the phases that were kept (at most five). Each is one more stage of rollouts "
-        "(three phases: 3 more for roles, 4 for around and shapley), so none is the default",
+        "(three phases: 2 more for roles, 4 for around and shapley), so none is the default",
     )
     faults: float = Field(
         default=0.0,

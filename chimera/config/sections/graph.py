@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from chimera.config.loader import ConfigSection, When
-from chimera.config.roles import JUNIORS, SAFETY
+from chimera.config.roles import DESIGNER, GRADING, JUNIORS, REFINER, SAFETY, SUPERVISOR
 from chimera.core.errors import ConfigError
 from chimera.core.types import Label, decides
 
@@ -70,6 +70,12 @@ class GraphConfig(ConfigSection):
                 f"society.graph.choose=combine cannot answer tasks that offer {', '.join(labels)}: findings say yes, "
                 "no or maybe; set it to select"
             )
+
+    def plays(self, role: str) -> bool:
+        """True if a model plays `role`, and not nobody or a rule in its place."""
+        by_role = {SUPERVISOR: self.choose == "select", REFINER: self.refine, DESIGNER: self.design}
+        by_role |= dict.fromkeys(GRADING[:2], self.reviewed)
+        return by_role.get(role, role in self.juniors or role not in JUNIORS)
 
     @property
     def reviewed(self) -> bool:

@@ -1,10 +1,10 @@
 """The configuration of the gate, and of Weights & Biases."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from chimera.config.loader import ConfigSection
+from chimera.config.loader import ConfigSection, When
 
 
 class GateConfig(ConfigSection):
@@ -19,7 +19,7 @@ class GateConfig(ConfigSection):
         le=1e6,
         description="loss of mean reward that is rolled back; a smaller one is tolerated unless it is significant",
     )
-    alarm: Literal["warn", "refuse"] = Field(
+    alarm: Annotated[Literal["warn", "refuse"], When.set("tasks")] = Field(
         default="warn",
         description="what happens when the judge scores a new policy significantly higher and the second judge "
         "(evaluation.auditor) significantly lower: it is said, or the policy is rolled back too",

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
@@ -10,8 +11,12 @@ from chimera.config.loader import ConfigSection, When
 
 
 def _http_address(value: str) -> str:
-    if not re.fullmatch(r"https?://[^\s/@]+(/[^\s@]*)?", value):
-        raise ValueError("it must be an http(s) address without user or password, such as http://127.0.0.1:11434/v1")
+    try:
+        sound = re.fullmatch(r"https?://[^\s/@:][^\s/@]*(/[^\s@]*)?", value) and urlsplit(value).port != 0
+    except ValueError:  # Host or port is none.
+        sound = False
+    if not sound:
+        raise ValueError("it must be http(s)://HOST:PORT/PATH without user or password, like http://127.0.0.1:11434/v1")
     return value
 
 

@@ -38,7 +38,7 @@ class RolloutsConfig(ConfigSection):
 
     concurrency: int = Field(default=16, ge=1, le=10_000, description="rollouts at a time")
     on: Literal["here", "ray"] = Field(
-        default="here", description="where the society works: in the main process, or in actors of a Ray cluster"
+        default="here", description="where training's society works: in the main process, or in actors of a Ray cluster"
     )
     actors: Annotated[int, When.equal("on", "ray")] = Field(
         default=8, ge=1, le=10_000, description="ray: processes, which share the rollouts at a time among them"

@@ -136,7 +136,10 @@ class SocietyConfig(ConfigSection):
         return hash(self.model_dump_json())
 
     @model_validator(mode="after")
-    def _names_roles(self) -> Self:
+    def _can_be(self) -> Self:
+        for name, phrase in ((name, phrase) for name, phrases in self.rules.items() for phrase in phrases):
+            if not any(map(str.isalnum, phrase)):
+                raise ValueError(f"rules.{name} has {phrase!r}, which forbids everything: name words, or set it to []")
         for key, names in (("guidance", self.guidance), ("fallback", self.fallback)):
             try:
                 roles = expand(names, f"society.{key}")

@@ -45,7 +45,7 @@ class ToolsConfig(ConfigSection):
         default="local", description="gene ontology: the database, or QuickGO"
     )
     results: int = Field(default=1, ge=1, le=10, description="passages that one search returns")
-    max_chars: int = Field(default=1200, ge=100, le=1_000_000, description="length limit of one passage, in characters")
+    max_chars: int = Field(default=1200, ge=100, le=1_000_000, description="most characters of a passage (live 20,000)")
     timeout_s: float = Field(
         default=10.0,
         gt=0,

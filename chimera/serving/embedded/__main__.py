@@ -65,7 +65,7 @@ def _service(models: Mapping[str, ModelConfig], serving: ServingConfig, log_file
     folders = {locate(model.path) for model in models.values() if model.kind == "embedded"}
     if not folders:
         return Service(models, serving)
-    weights = sum(count_weights(Path(folder)) for folder in folders)
+    weights = [count_weights(Path(folder)) for folder in folders]
     processes = decoding_processes(serving, weights, len(os.sched_getaffinity(0)), virtual_memory().total)
     return Service(models, serving) if processes == 1 else SpreadService(models, serving, processes, log_file)
 

@@ -118,12 +118,14 @@ class TextPart(_RequestPart):
 
 
 class ChatMessage(_RequestPart):
-    """One message of the conversation."""
+    """One message of the conversation; `function_call` (before there were `tool_calls`) and `audio` are refused."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
     tool_calls: list[AssistantCall] | None = None
     tool_call_id: str | None = None
+    function_call: None = None
+    audio: None = None
     name: str | None = None
 
     @property
@@ -153,17 +155,11 @@ class ResponseFormat(_RequestPart):
         return self
 
 
-class NamedFunction(_RequestPart):
-    """The function that must be called."""
-
-    name: str
-
-
 class NamedToolChoice(_RequestPart):
-    """A tool choice that names its function."""
+    """A tool choice that names the function that must be called."""
 
     type: Literal["function"]
-    function: NamedFunction
+    function: Function
 
 
 class Sampling(_RequestPart):
@@ -179,7 +175,7 @@ class Sampling(_RequestPart):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
 
 
 class StreamOptions(_RequestPart):

@@ -1,11 +1,12 @@
 """Lengths of the texts in an answer, so that a model that rambles ends it before its tokens do.
 
-A token holds at least one letter. So an answer whose texts have together at most as many letters as the answer may have
-tokens is never cut inside a text.
+A token of English holds at least one letter. So an answer in English whose texts have together at most as many letters
+as the answer may have tokens is never cut inside a text. A letter of other scripts, such as Chinese, may take several
+tokens, so such an answer may still be cut.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from chimera.rubric.text import MAX_WORDS
@@ -30,21 +31,17 @@ def bounded(form: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
     if form.get("type") != "json_schema":
         return dict(form)
     schema = form["json_schema"]["schema"]
-    free = sum(count * text["maxLength"] for text, count in _texts(schema) if "maxLength" in text)
-    share = (max_tokens - _copied(schema)) / free if free else 1.0
+    share = (max_tokens - _copied(schema)) / max(1, _letters(schema))
     return {**form, "json_schema": {**form["json_schema"], "schema": _shortened(schema, share)}}
 
 
-def _texts(schema: Any, count: int = 1) -> Iterator[tuple[dict[str, Any], int]]:
-    """Each text of a schema that a model writes freely, and how many times an answer may have it."""
-    if isinstance(schema, list):
-        for item in schema:
-            yield from _texts(item, count)
-    elif isinstance(schema, dict):
-        if schema.get("type") == "string" and "enum" not in schema and "const" not in schema:
-            yield schema, count
-        for item in schema.values():
-            yield from _texts(item, count * schema.get("maxItems", 1) if schema.get("type") == "array" else count)
+def _letters(schema: Any) -> int:
+    """Most letters of the texts that an answer writes freely, as far as they have a limit."""
+    if not isinstance(schema, dict):
+        return sum(map(_letters, schema)) if isinstance(schema, list) else 0
+    copied = schema.get("type") != "string" or "enum" in schema or "const" in schema
+    times = 1 if "prefixItems" in schema else schema.get("maxItems", 1)  # Each of `prefixItems` occurs once.
+    return (0 if copied else schema.get("maxLength", 0)) + times * sum(map(_letters, schema.values()))
 
 
 def _copied(schema: Mapping[str, Any]) -> int:

@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse, Response
 from chimera.config.sections.models import ModelConfig
 from chimera.core.errors import ChimeraError, ModelError
 from chimera.serving.application import application, json_object, until_disconnected
-from chimera.serving.embedded.protocol import BadRequest, NotFound, Unavailable
+from chimera.serving.embedded.protocol import BadRequest, Unavailable, unknown_model
 from chimera.serving.vllm.publish import Published, ServedWeights
 
 
@@ -115,9 +115,7 @@ class Front:
 
     def _of(self, slot: str) -> ServedWeights:
         if slot not in self._weights:
-            raise NotFound(
-                f"unknown model {slot!r}: vLLM serves {sorted(self._weights)}", param="model", code="model_not_found"
-            )
+            raise unknown_model(slot, self._weights)
         return self._weights[slot]
 
 

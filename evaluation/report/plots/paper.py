@@ -45,6 +45,7 @@ STYLE: dict[Any, Any] = {
     "figure.facecolor": "white",
     "axes.facecolor": "none",
     "svg.fonttype": "none",
+    "text.parse_math": False,  # A label of a user's data may hold dollar signs.
     **dict.fromkeys(INKED, INK),
 }
 

@@ -30,7 +30,7 @@ def stages(study: Study, means: StageMeans, comparisons: Comparisons) -> Drawing
     if not names:
         return "No stage has a reward or an answer."
     figure, grid = panels(2 * len(names), 2, 0.5 + 0.27 * len(shown))
-    colours = [_colour(stage) for stage in shown]
+    colours = [ORANGE if _never_live(stage) else BLUE for stage in shown]
     for number, name in enumerate(names):
         left, right = grid[2 * number : 2 * number + 2]
         rows = [means[stage.name].get(name) for stage in shown]
@@ -100,10 +100,6 @@ def _matrix(axes: Axes, counts: Confusion, rows: Sequence[Label], columns: Seque
     axes.tick_params(length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)
-
-
-def _colour(stage: Stage) -> str:
-    return ORANGE if _never_live(stage) else BLUE
 
 
 def _never_live(stage: Stage) -> bool:

@@ -10,6 +10,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from agents.person import PersonVerdict
 from chimera.core.errors import ConfigError
 from chimera.core.types import DECISIONS
+from chimera.show.next import runs_option
 from evaluation.view.pages.desk import SEAT, ViewDesk, seat_address
 
 LONGEST = 1 << 16
@@ -27,8 +28,10 @@ def routes(desk: ViewDesk) -> APIRouter:
 
     @router.get("/seat/{name}")
     def question(name: str) -> HTMLResponse:
-        stamp = desk.stamp(SEAT)
-        return desk.page("question.html.j2", stamp=stamp, one=desk.seat.read(name), decisions=DECISIONS)
+        command = f"python -m chimera ask --continue {name}{runs_option(desk.folder.path)}"
+        return desk.page(
+            "question.html.j2", stamp=desk.stamp(SEAT), one=desk.seat.read(name), decisions=DECISIONS, command=command
+        )
 
     @router.post("/seat/{name}")
     async def verdict(name: str, request: Request) -> Response:

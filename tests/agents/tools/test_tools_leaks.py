@@ -69,6 +69,28 @@ def test_other_works_are_left_alone(passage):
     assert not is_source(passage, BRIEF)
 
 
+CHINESE = Brief(
+    "t1",
+    "阿司匹林能否降低糖尿病患者的心血管风险？",
+    (Section("结果", "阿司匹林组事件发生率为百分之六，低于安慰剂组的百分之九。差异有统计学意义（P<0.05）。"),),
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_"),
+    [
+        ("研究问题：阿司匹林能否降低糖尿病患者的心血管风险？本文给出答案。", True),
+        ("摘要：阿司匹林组事件发生率为百分之六，低于安慰剂组的百分之九，因此有效", True),
+        ("结论显示阿司匹林可显著降低糖尿病患者心血管事件的风险。", True),
+        ("二甲双胍可显著降低糖尿病患者的体重。两组差异有统计学意义（P<0.05）。", False),
+    ],
+)
+def test_an_article_is_recognised_where_no_spaces_stand_between_words(text, is_):
+    conclusion = fingerprint("阿司匹林可显著降低糖尿病患者心血管事件的风险，但出血增加。", "t1")
+    assert is_source(Passage("x", "page", text), CHINESE, conclusion) == is_
+    assert is_source(Passage("x", text, ""), CHINESE) == ("研究问题" in text)
+
+
 def test_short_or_worded_ids_match_as_identifiers_only():
     for id_ in ("42", "generated-0-1", "question"):
         brief = Brief(id_, GOAL, ())
@@ -121,10 +143,11 @@ async def test_tavily_never_returns_the_planted_article():
 
 
 @respx.mock
-async def test_when_blocking_leaves_nothing_the_result_is_no_match():
-    toolbox, _ = tavily(*TAVILY_PLANTS)
+@pytest.mark.parametrize(("block", "note"), [(True, "no match for 'zinc colds'"), (False, None)])
+async def test_when_blocking_leaves_nothing_the_result_is_no_match_and_without_a_key_nothing_is_blocked(block, note):
+    toolbox, _ = tavily(*TAVILY_PLANTS, block_source=block)
     result = await search(toolbox, "zinc colds")
-    assert (result.ok, result.content()) == (True, {"results": [], "note": "no match for 'zinc colds'"})
+    assert (result.ok, bool(result.passages), result.note) == (True, not block, note)
 
 
 def pubmed_article(pmid, title, conclusion):
@@ -227,9 +250,3 @@ async def test_replacements_are_fetched_for_what_the_block_takes_out():
 async def test_the_local_index_may_return_the_tasks_own_abstract():
     result = await search(build_toolbox(ToolsConfig(), [Passage(PMID, GOAL, f"METHODS: {SENTENCE}")], {}), GOAL)
     assert [passage.id for passage in result.passages] == [PMID]
-
-
-@respx.mock
-async def test_the_block_can_be_switched_off_for_questions_without_a_key():
-    toolbox, _ = tavily(DISGUISES["same title"], block_source=False)
-    assert len((await search(toolbox)).passages) == 1

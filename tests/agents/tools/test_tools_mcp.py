@@ -1,11 +1,15 @@
 """Tools of MCP servers: a program's and those at an address, what they get, how they fail and how they end."""
 
+import asyncio
 import json
 import shlex
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from itertools import count
+from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import psutil
 import pytest
@@ -13,6 +17,7 @@ from jsonschema import Draft202012Validator
 from mcp_kit import serve_http, write_awkward, write_program
 from message_kit import refused
 
+from agents.tools import mcp
 from agents.tools.mcp import McpServers
 from agents.tools.text.passages import content_id
 from agents.tools.toolbox import Toolbox, check_tools, foreign_tools
@@ -123,6 +128,26 @@ async def test_a_server_at_an_address_gets_the_key_that_is_named():
         servers.close()
     assert result.passages[0].text == "Patients took 1 mg of zinc altogether, over 1 days."
     assert set(keys) == {f"Bearer {KEY}"}
+
+
+async def test_a_server_that_hangs_when_it_is_started_again_is_started_a_third_time(monkeypatch):
+    starts = count(1)
+
+    @asynccontextmanager
+    async def client(*_):
+        if (start := next(starts)) == 2:
+            await asyncio.Event().wait()
+        work = AsyncMock(side_effect=None if start > 2 else ConnectionError("it broke off"), return_value="done")
+        yield SimpleNamespace(session=SimpleNamespace(), call_tool=work)
+
+    monkeypatch.setattr(mcp, "_client", client)
+    monkeypatch.setattr(mcp, "START_SECONDS", 0.05)
+    session = mcp.Session("tools.mcp.lab", McpServer(command=("x",)), {})
+    for failure in ("it broke off", "did not answer within 0.05 s"):
+        with pytest.raises(Exception, match=failure):
+            await session.call("dose", {})
+    assert await session.call("dose", {}) == "done"
+    await session.close()
 
 
 def test_a_program_ends_with_its_parent_however_that_ends(tmp_path):
@@ -302,7 +327,7 @@ def test_a_tool_that_a_server_does_not_have_is_one_sentence(tools_of):
             ["tools.mcp.lab.url=http://x/mcp", "tools.mcp.lab.command=[a]"],
             "which needs a command or a url, and not both",
         ),
-        (["tools.mcp.lab.url=x"], "it must be an http(s) address"),
+        (["tools.mcp.lab.url=x"], 'tools.mcp.lab.url is "x"'),
         (["tools.mcp.lab.url=http://x/mcp", "tools.mcp.lab.api_key_env=sk-1234"], "name of an environment variable"),
         (["tools.mcp.lab.url=http://x/mcp", "tools.mcp.lab.env=[X]"], "has no effect because tools.mcp.lab.url is"),
         (["tools.mcp.lab.command=[a]", "tools.mcp.other.command=[b]"], "no role has a tool of the server 'other'"),
@@ -334,16 +359,12 @@ def test_a_run_of_somebody_else_starts_no_program_unasked():
         ("[mcp:lab/papers.find as a b]", "mcp:lab/papers.find as NAME"),
         ("[mcp:lab/file, mcp:other/file]", "mcp:other/file as NAME"),
         ("['x:mine', 'y:its as mine']", "y:its as NAME"),
+        ("[mcp:lab]", "must be mcp:server/tool"),
     ],
 )
 def test_a_name_that_cannot_be_used_is_refused_with_the_way_to_give_another(tools, remedy):
     with refused(ConfigError, remedy):
         configured("tools.mcp.lab.command=[a]", "tools.mcp.other.command=[b]", tools=tools)
-
-
-def test_a_reference_names_server_and_tool():
-    with pytest.raises(ConfigError, match="must be mcp:server/tool"):
-        configured(tools="[mcp:lab]")
 
 
 def test_a_configuration_with_servers_is_written_and_read_back(tmp_path):

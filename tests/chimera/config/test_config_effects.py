@@ -10,6 +10,7 @@ from message_kit import refused
 from chimera.core.errors import ConfigError
 from training.configuration import load_config
 
+VOTE = "society.graph.choose=vote"
 NO_REVIEWS = ["society.graph.reviews=false", "society.graph.waives=[SafetyOfficer]"]
 
 
@@ -28,6 +29,9 @@ NO_REVIEWS = ["society.graph.reviews=false", "society.graph.waives=[SafetyOffice
         (["tools.timeout_s=3"], "tools.timeout_s", "'local'"),
         (["society.evidence=given", "society.max_tool_calls=0", "tools.results=5"], "tools.results", "is 0"),
         ([*endpoint("junior"), "serving.slots=4"], "serving.slots", "embedded"),
+        (["gate.tasks=0", "gate.alarm=refuse"], "gate.alarm", "gate.tasks is 0"),
+        (["evaluation.auditor.kind=none", "gate.alarm=refuse"], "gate.alarm", "no second judge"),
+        ([VOTE, "society.guidance.Supervisor.prompt=x"], "society.guidance.Supervisor.prompt", "does not work in"),
     ],
 )
 def test_a_key_that_has_no_effect_is_an_error_even_at_its_default(overrides: list[str], key: str, because: str):
@@ -70,11 +74,6 @@ def test_retrieved_evidence_needs_the_local_index_unless_the_question_is_the_use
     assert load_config(None, [f"tools.literature={backend}"], own_question=True).tools.literature == backend
 
 
-def test_retrieved_evidence_needs_a_tool_call():
-    with pytest.raises(ConfigError, match=r"society\.max_tool_calls=0"):
-        load_config(None, ["society.max_tool_calls=0"])
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -82,9 +81,10 @@ def test_retrieved_evidence_needs_a_tool_call():
         (["rollouts.actors=4"], ("rollouts.actors", "rollouts.on", "'here'", "remove it")),
         (["cluster.token_file=t"], ("cluster.token_file", "address is null", "remove it")),
         (["cluster.address=ray://h:1"], "cluster.address"),
+        (["society.max_tool_calls=0"], ("society.max_tool_calls=0", "society.evidence=given")),
     ],
 )
-def test_a_cluster_that_cannot_be_meant_is_refused(overrides: list[str], message: str):
+def test_what_cannot_be_meant_is_refused(overrides: list[str], message: str):
     with refused(ConfigError, message):
         load_config(None, overrides)
 

@@ -51,8 +51,12 @@ def test_any_unknown_key_names_a_valid_one_or_where_they_are_listed(name: str, s
 def test_a_secret_within_free_fields_is_refused_and_where_one_lies_is_not(place: str):
     slot = "models.junior={kind: endpoint, model: m, base_url: 'http://127.0.0.1/v1'}"
     slot = slot.replace("base_url: 'http://127.0.0.1/v1'", "provider: anthropic") if "provider" in place else slot
-    with refused(ConfigError, f"models.junior.{place}.api_key", "environment or .env"):
-        load_config(None, [slot, f"models.junior.{place}.api_key=sk-ant-1"])
+    for key, value in (
+        ("api_key", "sk-ant-1"), ("x-api-key", "sk-ant-1"), ("Authorization", "Bearer sk-ant-1"),
+        ("x", "[{api_key: sk-ant-1}]"), ("x", "{more: [[{hf_token: sk-ant-1}]]}"),
+    ):  # fmt: skip
+        with refused(ConfigError, f"models.junior.{place}.{key}", "environment or .env"):
+            load_config(None, [slot, f"models.junior.{place}.{key}={value}"])
     load_config(None, [slot, f"models.junior.{place}.credentials_profile_name=lab"])
 
 
@@ -75,7 +79,7 @@ def test_a_path_may_begin_with_the_home_folder(monkeypatch, tmp_path):
         ("data.columns.question=q", "the nearest key is data.columns.goal "),
         ("evaluation.tasks=5", "is no setting but --limit N of python -m chimera.eval"),
         ("sft.zzz=5", "no key is like it (python -m chimera config sft lists the keys of pipeline.sft)"),
-        ("zzz.qqq=5", "no key is like it (python -m chimera config lists all)"),
+        ("zzz.qqq=5", "no key is like it (python -m chimera config --all lists all)"),
     ],
 )
 def test_an_unknown_key_is_answered_with_what_was_meant(override: str, hint: str):

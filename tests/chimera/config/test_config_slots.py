@@ -11,18 +11,10 @@ from chimera.core.errors import ConfigError
 from training.configuration import load_config
 
 
-def test_an_endpoint_needs_its_address_and_model():
-    with refused(ConfigError, "models.board on the command line", "'endpoint'", "base_url and model"):
-        load_config(None, ["models.board.kind=endpoint", "models.board.model=m"])
-
-
-def test_one_line_replaces_the_trained_model_everywhere():
+def test_one_line_replaces_the_trained_model_but_where_an_heir_sets_another():
     models = load_config(None, ["models.junior.path=/my/model"]).models
     assert [models[name].path for name in ("junior", *HEIRS)] == ["/my/model"] * 4
     assert models["board"] == load_config().models["board"]
-
-
-def test_an_heir_keeps_what_it_sets_itself():
     overrides = ["models.junior.temperature=0.5", "models.junior.path=a", "models.senior.path=b"]
     models = load_config(None, overrides).models
     assert (models["senior"].path, models["senior"].temperature) == ("b", 0.5)

@@ -30,7 +30,8 @@ def test_a_trial_lowers_the_sizes_of_a_file_and_nothing_else(tmp_path: Path, cap
 
 
 def test_a_trial_without_a_file_has_the_sizes_of_the_defaults_lowered():
-    trial = load_config(trial=True)
+    trial = load_config(None, ["ppo.adv_estimator=gae"], trial=True)
+    assert trial.pipeline["ppo"].model_dump()["critic_warmup"] == 0  # Its only step trains the actor too.
     assert (trial.data.size, trial.gate.tasks) == (250, 10)
     assert [phase.model_dump().get("steps") for phase in trial.pipeline.values()] == [None, None, 1, 1, None]
 

@@ -6,7 +6,7 @@ import pytest
 from message_kit import refused
 
 from chimera.core.errors import ModelError, RateLimitError
-from chimera.core.rate_limits import RateLimited, RateLimits, TimeLimit, standing_still
+from chimera.core.rate_limits import RateLimited, RateLimits, TimeLimit, retry_after, standing_still
 
 
 class Clock:
@@ -112,7 +112,12 @@ async def test_without_a_limit_the_first_refusal_is_raised():
     server = Server(clock, 9000, 1.0)
     with pytest.raises(RateLimited) as caught:
         await clock.limits(0).call("here", server)
-    assert (server.asked, caught.value.retriable) == ([1000], True)
+    assert (server.asked, caught.value.retriable, caught.value.__cause__) == ([1000], True, None)
+
+
+@pytest.mark.parametrize("value", ["", "-1", "nan", "Mon, 01 Jan 2027 00:00:00 +99999999999999999999"])
+def test_what_is_no_time_names_none(value):
+    assert retry_after(value) is None
 
 
 async def test_a_time_limit_stands_still_while_any_task_within_it_waits(monkeypatch):

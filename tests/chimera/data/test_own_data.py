@@ -310,6 +310,8 @@ FAULTY_ROWS = [
     ({**WHY, "options": ["x"] * 27, "label": 3}, {}, ("27 options", "data.labels=[A, B, ...]")),
     ({**WHY, "options": {"A": "x"}, "label": "A"}, {}, ("options are A", "at least two")),
     ({**WHY, "options": "A or B", "label": "A"}, {}, ("column 'options'", "a list of texts")),
+    ({**WHY, "options": [{"key": name, "value": 1} for name in "AAB"]}, {}, ("options are A, A, B", "different names")),
+    ({**WHY, "options": {"label": [["A"], "B"], "text": ["x", "y"]}}, {}, ("['A']", "a text or a number")),
     *(
         ({**WHY, "year": year}, YEAR, ("column 'year'", shown, "data.columns.level"))
         for year, shown in ((float("inf"), "inf"), (float("nan"), "nan"), (2.5, "2.5"), (int("1" * 400), "1" * 40))

@@ -94,12 +94,9 @@ def test_label_follows_from_the_drawn_numbers(made):
     assert all(f.significance == classify(f.p_value) for f in facts.findings)
     assert (
         facts.rule
-        == {
-            (1, False): "single",
-            (2, False): "agreement",
-            (2, True): "disagreement",
-            (1, True): "override",
-        }[len(counting), len({f.answer(facts.asked) for f in own}) > 1]
+        == {(1, False): "single", (2, False): "agreement", (2, True): "disagreement", (1, True): "override"}[
+            len(counting), len({f.answer(facts.asked) for f in own}) > 1
+        ]
     )
 
 

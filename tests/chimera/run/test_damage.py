@@ -286,20 +286,13 @@ def test_weights_that_do_not_fit_leave_the_old_ones(tmp_path):
     import torch
 
     (tmp_path / "old").write_text("old")
-    with (
-        full_disk(),
-        refused(RunError, "model.safetensors", "make room", "--resume"),
-        whole_folder(tmp_path) as draft,
-    ):
+    with full_disk(), refused(RunError, "model.safetensors", "make room", "--resume"), whole_folder(tmp_path) as draft:
         write_tensors({"a": torch.zeros(10_000)}, draft / "model.safetensors")
     assert [file.name for file in tmp_path.rglob("*")] == ["old"]
 
 
 def test_a_run_that_cannot_be_created_whole_says_so_and_can_be_tried_again(config):
-    with (
-        full_disk(),
-        refused(RunError, "runs/mine", "File too large", "make room"),
-    ):
+    with full_disk(), refused(RunError, "runs/mine", "File too large", "make room"):
         Run.create("mine", config)
     with Run.create("mine", config, resume=True) as run:
         assert effective(run.config) == effective(config)

@@ -148,11 +148,7 @@ def test_a_run_keeps_what_a_later_command_needs(config: Config):
 
 
 @pytest.mark.parametrize(
-    "without",
-    [
-        ["society.max_tool_calls=0", "society.evidence=given"],
-        ["gate.tasks=0", "wandb.mode=disabled"],
-    ],
+    "without", [["society.max_tool_calls=0", "society.evidence=given"], ["gate.tasks=0", "wandb.mode=disabled"]]
 )
 def test_a_run_is_read_whatever_its_settings_leave_without_effect(tmp_path: Path, without: list[str]):
     config = load_config(None, [f"runs_dir={tmp_path}", *without])
@@ -250,9 +246,12 @@ def test_a_begun_phase_keeps_its_settings_but_not_where_and_in_which_parts_it_co
         (run.path / "checkpoints" / "ppo" / "3").mkdir(parents=True)
         run.ledger("phase_started", phase="sft")
         run.append_rollout({}, phase="sft")
-    for phase in ("ppo", "sft"):
-        with refused(RunError, "'a'", f"pipeline.{phase}.lr=", "(not 0.1)", "keep it"):
-            Run.create("a", load_config(None, [runs, f"{phase}.lr=0.1"]), resume=True)
+        run.ledger("phase_finished", phase="gather")
+        run.ledger("phase_learned", phase="bandit")
+        run.ledger("phase_started", phase="design")
+    for setting in ("ppo.steps", "sft.answers", "gather.tasks", "bandit.tasks"):
+        with refused(RunError, "'a'", f"pipeline.{setting}=", "(not 7)", "keep it"):
+            Run.create("a", load_config(None, [runs, f"{setting}=7"]), resume=True)
     where = ["ppo.ranks=3", "ppo.shards=fsdp", "ppo.ppo_max_token_len_per_gpu=4096", "sft.min_examples=2"]
     changed = load_config(None, [runs, *where, "design.lr=0.1"])
     with Run.create("a", changed, resume=True) as run:

@@ -110,10 +110,7 @@ def test_wrong_arguments_are_told_with_what_is_right(trained, monkeypatch):
                 "models.junior.kind=endpoint",
                 f"models.junior.base_url=http://127.0.0.1:{port}",
                 "models.junior.model=m",
-            ): (
-                ConfigError,
-                ("models.junior", "endpoint", "--model"),
-            ),
+            ): (ConfigError, ("models.junior", "endpoint", "--model")),
             ("--port", port): (ConfigError, (f"--port {port}", "name another")),
             ("--port", "99999"): (ConfigError, ("--port 99999",)),
         }

@@ -71,11 +71,12 @@ async def test_all_n_samples_come_and_are_reproducible(client):
     assert len({tuple(tokens_of(answer)[0]) for answer in unseeded}) > 1
 
 
-async def test_temperature_zero_and_tiny_top_p_are_greedy(client):
-    greedy = await chat(client, temperature=0, return_token_ids=True)
-    narrow = await chat(client, top_p=1e-6, return_token_ids=True, seed=9)
-    hot = await chat(client, temperature=1.5, return_token_ids=True, seed=9)
-    assert tokens_of(greedy) == tokens_of(narrow) != tokens_of(hot)
+async def test_temperature_zero_tiny_ones_and_tiny_top_p_are_greedy(client):
+    for fields in ({"temperature": 1e-39}, {"top_p": 1e-6}, {"top_p": 1e-300}):
+        greedy = await chat(client, temperature=0, return_token_ids=True)
+        narrow = await chat(client, return_token_ids=True, seed=9, **fields)
+        hot = await chat(client, temperature=1.5, return_token_ids=True, seed=9)
+        assert tokens_of(greedy) == tokens_of(narrow) != tokens_of(hot)
 
 
 async def test_the_limit_ends_an_answer(client):
@@ -130,9 +131,8 @@ async def test_an_answer_ends_with_the_end_token_but_its_text_does_not(client):
 
 async def test_many_requests_at_once_each_get_their_own_answer(client):
     async def one(index):
-        return await chat(
-            client, messages=[{"role": "user", "content": f"{index}" * (index + 1)}], seed=index, n=1 + index % 3
-        )
+        messages = [{"role": "user", "content": f"{index}" * (index + 1)}]
+        return await chat(client, messages=messages, seed=index, n=1 + index % 3, top_k=20 ** (1 + 19 * (index % 2)))
 
     alone = [await one(index) for index in range(12)]
     crowd = await asyncio.gather(*[one(index) for index in range(12)])
@@ -202,6 +202,10 @@ def saying(content, **fields):
     return asking(messages=[{"role": "user", "content": content, **fields}])
 
 
+def offering(name, **fields):
+    return {"type": "function", "function": {"name": name, **fields}}
+
+
 def nested(depth):
     schema = {"type": "string"}
     for _ in range(depth):
@@ -218,17 +222,13 @@ WRONG = {
     "half-json": (b"{", ..., ("not valid JSON",)),
     "list": (b"[]", ..., ("must be a JSON object, not list",)),
     "half-a-character": (saying("\ud83d"), None, ()),
-    "half-a-character-in-a-name": (asking(tools=[{"type": "function", "function": {"name": "\ud83d"}}]), None, ()),
+    "half-a-character-in-a-name": (asking(tools=[offering("\ud83d")]), None, ()),
     "nested-lists": (b'{"model": ' + b"[" * 100_000, None, ()),
     "no-number": (asking(temperature=float("nan")), None, ()),
     "nested-objects-100": (nested(100), ..., ()),
     "nested-objects-400": (nested(400), None, ()),
     "optional-properties": (asking(response_format=schema_format("Many", OPTIONAL)), ..., ()),
-    "optional-arguments": (
-        asking(tools=[{"type": "function", "function": {"name": "f", "parameters": OPTIONAL}}], tool_choice="required"),
-        ...,
-        (),
-    ),
+    "optional-arguments": (asking(tools=[offering("f", parameters=OPTIONAL)], tool_choice="required"), ..., ()),
     "image": (saying([{"type": "text", "text": "?"}, IMAGE]), "messages.0.content.1.type", ("'text'", "'image_url'")),
     "number-as-content": (saying(5), "messages.0.content", ("5",)),
     "five-stops": (asking(stop=list("abcde")), "stop", ("at most 4", "5")),
@@ -248,9 +248,10 @@ WRONG = {
     "penalty": (asking(frequency_penalty=0.5), "frequency_penalty", ("frequency_penalty=0.5 is not supported",)),
     "logit-bias": (asking(logit_bias={"5": 1}), ..., ("logit_bias",)),
     "function-call": (asking(function_call={"name": "f"}), "function_call", ("'f'",)),
+    "old-call": (saying(None, function_call={"name": "f"}), "messages.0.function_call", ("None",)),
     "top-k": (asking(top_k=-2), ..., ("top_k",)),
     "min-p": (asking(min_p=1.5), ..., ("min_p",)),
-    "repetition": (asking(repetition_penalty=0), ..., ("repetition_penalty",)),
+    "repetition": (asking(repetition_penalty=1e-39), ..., ("repetition_penalty",)),
     "unknown-parameter": (asking(guided_regex="a*"), ..., ("unknown parameter 'guided_regex'",)),
     "form": (asking(response_format={"type": "grammar"}), ..., ("response_format.type",)),
     "form-without-schema": (asking(response_format={"type": "json_schema"}), ..., ("needs json_schema",)),
@@ -267,18 +268,10 @@ WRONG = {
     "empty-stop": (asking(stop=""), ..., ("stop: an empty string",)),
     "top-without-log-probs": (asking(top_logprobs=3), ..., ("top_logprobs needs logprobs",)),
     "many-log-probs": (asking(logprobs=True, top_logprobs=21), ..., ("top_logprobs",)),
-    "choice-of-another": (
-        asking(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "other"}}),
-        ...,
-        ("names 'other'",),
-    ),
+    "choice-of-another": (asking(tools=[TOOL], tool_choice=offering("other")), ..., ("names 'other'",)),
     "equal-names": (asking(tools=[TOOL, TOOL]), ..., ("names must be unique",)),
     "search-tool": (asking(tools=[{"type": "web_search"}]), ..., ("tools.0",)),
-    "awkward-name": (
-        asking(tools=[{"type": "function", "function": {"name": 'f","x":"'}}]),
-        ...,
-        ("tools.0.function.name",),
-    ),
+    "awkward-name": (asking(tools=[offering('f","x":"')]), ..., ("tools.0.function.name",)),
     "no-messages": (asking(messages=[]), ..., ("messages",)),
     "role": (asking(messages=[{"role": "robot", "content": "q"}]), ..., ("messages.0.role",)),
     "no-model": (asking(model=None), ..., ("model",)),

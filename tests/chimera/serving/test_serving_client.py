@@ -78,11 +78,8 @@ async def test_several_answers_come_from_one_request_and_share_its_tokens():
         model = server.client()
         found = await model.choices("junior", ASKED, n=3)
         await model.complete("junior", ASKED)
-    assert [(one.content, one.prompt_tokens, one.completion_tokens) for one in found] == [
-        ("yes", 30, 4),
-        ("yes", 30, 4),
-        ("yes", 30, 3),
-    ]
+    counted = [(one.content, one.prompt_tokens, one.completion_tokens) for one in found]
+    assert counted == [("yes", 30, tokens) for tokens in (4, 4, 3)]
     assert "n" not in server.bodies[-1]
 
 
@@ -262,13 +259,16 @@ async def test_a_kept_connection_that_the_server_has_closed_costs_no_answer():
             assert (await model.complete("junior", ASKED)).content == "yes"
 
 
-async def test_no_server_is_said_at_once():
+async def test_no_server_is_said_at_once_with_the_reason_but_without_a_proxys_password(monkeypatch):
+    monkeypatch.setenv("http_proxy", "me:sk-secret@proxy")
     async with Models(ANSWER) as server:
-        url = server.url
-    model = HttpModel({"junior": Endpoint(url, "m", "key")}, max_retries=0)
-    with refused(UnreachableError, "'junior'", server.url, "is the server running"):
-        await model.complete("junior", ASKED)
-    await model.aclose()
+        gone = server.url
+    for url, reason in ((gone, "Connect call failed"), ("http://far.invalid/v1", "InvalidURL")):
+        model = HttpModel({"junior": Endpoint(url, "m", "key")}, max_retries=0)
+        with refused(UnreachableError, "'junior'", url, reason, "is the server running", "address") as caught:
+            await model.complete("junior", ASKED)
+        assert "sk-secret" not in str(caught.value)
+        await model.aclose()
 
 
 async def test_text_of_any_script_arrives_as_it_was_sent():

@@ -172,7 +172,7 @@ async def test_an_answer_that_lacks_only_what_is_optional_is_read(answer):
 
 
 async def test_a_server_that_closes_without_a_word_cannot_be_reached():
-    with refused(UnreachableError, "'junior'", "is the server running"):
+    with refused(UnreachableError, "'junior'", "ServerDisconnectedError", "is the server running"):
         await ask(b"")
 
 

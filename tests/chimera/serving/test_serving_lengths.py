@@ -8,7 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agents.roles import ROLES
-from agents.visit.prompting import response_format, schema_format
+from agents.visit.prompting import opening, response_format, schema_format
+from agents.visit.quoting import answer_format
 from chimera.config.sections.models import ModelConfig
 from chimera.rubric.text import MAX_WORDS, words
 from chimera.serving.client import Endpoint, HttpModel
@@ -41,6 +42,15 @@ def test_no_answer_of_a_role_can_be_cut_in_a_text(role, max_tokens):
     assert longest(schema) <= max_tokens
     assert longest(schema) > 0.6 * max_tokens or longest(schema) == longest(schema_of(form))
     assert json.dumps(form) == before
+
+
+@pytest.mark.parametrize(("studies", "letters"), [(1, 160), (2, 160), (4, 125)])
+def test_each_of_several_findings_counts_once(studies, letters):
+    sources = [{"id": str(number), "text": "Of 500 adults fewer fell (p=0.01)."} for number in range(studies)]
+    messages = opening(ROLES["Geneticist"], "Does it?", form="findings", sources=sources)
+    schema = schema_of(bounded(answer_format(ROLES["Geneticist"], messages, "read"), 4000))
+    finding = schema["properties"]["findings"]["prefixItems"][-1]["properties"]
+    assert finding["condition"]["properties"]["says"]["maxLength"] == pytest.approx(letters, abs=2)
 
 
 def test_what_fits_stays_as_it_is_and_no_text_becomes_too_short_to_say_anything():

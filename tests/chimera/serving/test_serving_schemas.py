@@ -140,11 +140,7 @@ def test_a_tool_takes_the_arguments_that_it_names(check, parameters, accepted, r
         ({"parallel": False}, [CALL], [CALL + CALL]),
         ({"answer": EXACT}, ['{"a":"x"}', CALL], ["text", "text " + CALL, '{"a":"x"}' + CALL]),
         ({"must_call": True, "answer": EXACT}, [CALL, CALL + CALL], ['{"a":"x"}', ""]),
-        (
-            {"style": SPACED, "must_call": True},
-            [SPACED_CALL, f"{SPACED_CALL}\n{SPACED_CALL}"],
-            [CALL, SPACED_CALL * 2],
-        ),
+        ({"style": SPACED, "must_call": True}, [SPACED_CALL, f"{SPACED_CALL}\n{SPACED_CALL}"], [CALL, SPACED_CALL * 2]),
         (
             {"must_call": True},
             [CALL],

@@ -266,7 +266,13 @@ def test_a_decoding_process_that_is_killed_ends_the_server_with_its_name(server)
 )
 def test_two_processes_decode_where_two_cores_and_memory_are(settings, parameters, cores, processes, monkeypatch):
     monkeypatch.setattr("chimera.serving.devices.gpus", list)
-    assert decoding_processes(ServingConfig(**settings), parameters, cores, 32 * 10**9) == processes
+    assert decoding_processes(ServingConfig(**settings), [parameters], cores, 32 * 10**9) == processes
+
+
+@pytest.mark.parametrize(("parameters", "processes"), [([40 * 10**6] * 2, 2), ([40 * 10**6, 70 * 10**6], 1)])
+def test_one_process_decodes_where_a_gpu_does(parameters, processes, monkeypatch):
+    monkeypatch.setattr("chimera.serving.devices.gpus", lambda: ["H200"])
+    assert decoding_processes(ServingConfig(), parameters, 8, 32 * 10**9) == processes
 
 
 def test_weights_are_counted_and_a_broken_file_is_named(serving_model, tmp_path):

@@ -175,16 +175,18 @@ async def test_a_server_that_was_started_again_gets_the_live_adapter_before_call
         await until(fresh.changed, lambda: len(fresh.adapters) == 1)
 
 
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
 @pytest.mark.parametrize(
-    ("beside", "saved", "written"), [("float32", "bfloat16", True), ("bfloat16", "float32", False)]
+    ("beside", "saved", "written"),
+    [("float32", "bfloat16", True), ("bfloat16", "bfloat16", True), ("bfloat16", "float32", False)],
 )
 def test_an_adapter_beside_weights_that_the_learner_rounded_is_not_written(
-    serving_model, tmp_path, beside, saved, written
+    serving_model, tmp_path, key, beside, saved, written
 ):
     import torch
 
     source = shutil.copytree(serving_model(), tmp_path / "source")
-    change(source / "config.json", dtype=saved)
+    change(source / "config.json", **{"dtype": None, key: saved})
     adapter = LoraAdapter(beside, {"r": 1}, {"a.lora_A.weight": torch.ones(1, 1)})
     write_model(tmp_path / "model", {"w": torch.ones(1)}, source, adapter)
     assert base_of(tmp_path / "model") == (source if written else None)

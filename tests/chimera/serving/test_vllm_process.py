@@ -141,13 +141,7 @@ def test_only_this_user_reaches_the_servers_and_only_by_their_sockets(running):
 
 def test_each_server_has_a_log_and_no_key_is_in_one(running):
     logs = sorted(file.name for file in running.logs.glob("*.log"))
-    assert logs == [
-        "models.log",
-        "vllm-junior-1.log",
-        "vllm-senior-1.log",
-        "vllm-senior-2.log",
-        "vllm.log",
-    ]
+    assert logs == ["models.log", "vllm-junior-1.log", "vllm-senior-1.log", "vllm-senior-2.log", "vllm.log"]
     told = "".join(file.read_text() for file in running.logs.glob("*.log"))
     assert told.count("serving ") == 3
     engine = engines(front_of(running))[0]

@@ -268,8 +268,8 @@ def test_wrong_arguments_are_named_before_anything_starts(arguments, error, mess
     ("content", "message"),
     [
         (b" \n ", "the file is empty"),
-        (b"\xff\xfe\x00", "byte 0 is not UTF-8"),
-        (b"x" * (LONGEST + 1), ("file.txt", "20,001 characters", "20,000")),
+        (b"\xff\xfe\x00", "line 1, byte 1 is not UTF-8"),
+        (b"x" * (LONGEST + 1), ("file.txt", "over 20,000 characters")),
         (b"x" * 2_000_000, ("file.txt", "over 20,000 characters")),
     ],
 )

@@ -90,7 +90,7 @@ def test_a_decision_waits_for_a_verdict_and_takes_effect_with_it(asked, tmp_path
     code, result, read_by_people = asked("--confirm")
     name = kept(tmp_path).name
     assert (code, result["waits_for_a_person"], result["kept_as"]) == (WAITS, True, name)
-    assert f"python -m chimera ask --continue {name} --verdict approve" in read_by_people
+    assert f"python -m chimera ask --continue {name} runs_dir={tmp_path} --verdict approve" in read_by_people
     calls = len(asked.server.requests)
     code, result, _ = asked("--continue", name, "--verdict", *verdict, question=())
     assert (code, result["decision"], result["answer"]) == (0, decision, answer)
@@ -152,6 +152,9 @@ def test_a_verdict_must_be_complete(asked, tmp_path):
     ):
         with refused(ConfigError, message):
             asked("--continue", kept(tmp_path).name, "--verdict", *verdict, question=())
+    for where, needed in ((("--continue", kept(tmp_path).name), "--verdict"), ((QUESTION,), "--continue")):
+        with refused(ConfigError, "--reason", needed):
+            asked("--reason", REASON, question=where)
 
 
 def test_an_unknown_question_is_named_with_those_that_are_kept(tmp_path):

@@ -4,16 +4,20 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
+from message_kit import refused
 
 from chimera import ask
 from chimera import eval as evaluation
-from chimera.core.errors import ModelError
+from chimera.config.sections.bundled import NANO
+from chimera.core.errors import ModelError, RunError
 from chimera.core.types import Option, ResearchTask, Section
 from chimera.run.directory import Run
 from chimera.run.jsonl import read_lines
 from evaluation.baselines.labels import label_answer, label_prompt
+from training.tune.labels import label_lines
 
 TASK = ResearchTask("1", "Does zinc help?", (Section("METHODS", "We gave zinc."),), "no", "generated", "It did not.")
 SMALL = """
@@ -47,6 +51,14 @@ async def test_an_answer_that_the_model_did_not_give_counts_as_none():
     answer = await label_answer(Broken(), TASK, key="junior")
     assert (answer.answer, answer.calls) == (None, 1)
     assert "no room" in answer.error
+
+
+def test_tasks_that_are_too_long_are_left_out_and_named_if_none_is_left():
+    longer = replace(TASK, id="2", goal="Does zinc help " + "very " * 200 + "much?")
+    (line,) = label_lines(NANO, [TASK, longer], 200)
+    assert line["task_id"] == "1"
+    with refused(RunError, "max_length=9", f"{len(line['input_ids'])} tokens", "evaluation.labels=false"):
+        label_lines(NANO, [TASK, longer], 9)
 
 
 @pytest.mark.whole

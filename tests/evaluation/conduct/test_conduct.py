@@ -15,6 +15,7 @@ from chimera.eval import main
 from chimera.run.directory import Run
 from chimera.run.jsonl import append_line, read_lines
 from chimera.run.policies import WENT_LIVE, Policy
+from evaluation.conduct.conductor import Conductor
 from evaluation.conduct.recorded_study import load_study
 from evaluation.records.plan import choose_stages, choose_tasks
 from evaluation.records.recorded import recorded
@@ -151,21 +152,16 @@ def test_a_report_stays_true_when_others_are_made_of_more_repeats_and_tasks(eval
     assert not old.exists(), "predictions of an earlier evaluation do not stand beside a report"
 
 
-def test_a_single_agent_of_a_stage_that_is_not_evaluated_is_no_baseline(evaluated):
-    tasks = [one.id for one in plan_of(evaluated).tasks]
-    for task in tasks:
-        row = {"baseline": "single@sft", "task_id": task, "repeat": 0, "answer": "yes", "error": None}
-        append_line(side(evaluated, "baselines"), row)
-    names = {one.baseline for one in load_study(evaluated, plan_of(evaluated)).baselines}
-    assert "single@base" in names
-    assert "single@sft" not in names
-
-
-def test_answers_of_weights_that_are_not_the_stages_are_no_baseline(evaluated):
-    file = side(evaluated, "baselines")
+def test_answers_of_a_stage_that_is_not_evaluated_and_of_other_weights_are_no_baseline(evaluated):
+    file, plan = side(evaluated, "baselines"), plan_of(evaluated)
+    for task in plan.tasks:
+        row = {"baseline": "single@sft", "task_id": task.id, "repeat": 0, "answer": "yes", "error": None}
+        append_line(file, row)
+    names = {one.baseline for one in load_study(evaluated, plan).baselines}
+    assert {"single@base", "single@sft"} & names == {"single@base"}
     rows = [{**row, "models": "other@1"} if "@" in row["baseline"] else row for row in read_lines(file)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert not [one for one in load_study(evaluated, plan_of(evaluated)).baselines if one.baseline == "single@base"]
+    assert "single@base" not in {one.baseline for one in load_study(evaluated, plan).baselines}
 
 
 def lone(server):
@@ -206,6 +202,31 @@ def test_votes_that_an_interruption_left_out_are_made_later_and_no_vote_twice(ev
     server.requests.clear()
     evaluate(evaluated)
     assert server.requests == []
+
+
+def test_votes_are_as_many_as_the_rollouts_that_resume_adds_allow(run, server):
+    goal = plan_of(run).tasks[0].goal
+    server.hooks.append(
+        lambda request: (400, "no") if server.role(request) == "ProtocolDesigner" and goal in str(request) else None
+    )
+    evaluate(run)
+    server.hooks.clear()
+    evaluate(run, "--resume")
+    assert report_of(run)["baselines"]["consistency@base"]["answered"] == 4
+
+
+def test_canaries_are_shown_to_the_judge_of_the_first_stage(run, monkeypatch):
+    served = []
+
+    async def serve(self, live, stage):
+        served.append(stage.name)
+
+    monkeypatch.setattr(Conductor, "_serve", serve)
+    with run.own() as owned:
+        owned.ledger(WENT_LIVE, phase="sft", policy=Policy("weights", "judge", "judge@sft", "models/a").dump())
+    evaluate(run, "evaluation.self_consistency=false")
+    evaluate(run, "evaluation.self_consistency=false")
+    assert served == ["base", "sft", "base"]
 
 
 def test_without_self_consistency_the_junior_is_asked_twice_a_task(run, server):

@@ -4,14 +4,19 @@ import json
 import shutil
 
 import pytest
+from record_kit import answered, spans_of
 
+from agents.society import Start
 from agents.visit.prompting import payload_of
 from chimera.config.roles import JUNIORS
 from chimera.data.tasks import load
 from chimera.eval import main
 from chimera.run.directory import Run
 from chimera.run.jsonl import read_lines
+from evaluation.conduct.repairs import start_of
+from evaluation.records.repairs import Repair
 from evaluation.records.rollouts import RolloutRecord
+from evaluation.traces import spans
 from evaluation.verify.check import verify
 
 pytestmark = pytest.mark.whole
@@ -142,6 +147,22 @@ def test_a_junior_that_was_right_in_another_rollout_is_taken_from_there(evaluate
     given = [one for one in replays if one.outputs["selection"]["policy"] == "supervisor" and one.seed in seeds]
     assert any(hypothesis["answer"] == one.label for one in given for hypothesis in one.outputs["initial_hypotheses"])
     assert verify(evaluated.path / "report", evaluated).problems == []
+
+
+async def test_a_donor_s_findings_are_those_after_its_last_searches(tmp_path):
+    class Replays:
+        async def before(self, role, record, *_):
+            work = f"{record.rollout_id} before {role}"
+            hypothesis = {"author": "Geneticist", "evidence": work}
+            return Start(role, {"messages": {"Geneticist": [work]}, "initial_hypotheses": [hypothesis]}, ())
+
+    wrong, right = (answered(name, "t1", trace=name) for name in ("wrong", "right"))
+    for name in ("wrong", "right"):
+        spans.write(spans_of(name, []), tmp_path / name)
+    start = await start_of(Repair("juniors", wrong, "Geneticist", right), Replays(), tmp_path, None)
+    work = "right before HypothesisRefiner"
+    assert (start.role, start.state["messages"]["Geneticist"]) == ("Supervisor", [work])
+    assert start.state["initial_hypotheses"] == [{"author": "Geneticist", "evidence": work}]
 
 
 def test_a_replay_that_was_changed_is_refused(evaluated):

@@ -48,9 +48,7 @@ def test_ips_and_dr_are_unbiased_whatever_the_model_of_rewards(logging, target, 
     for first, second in product(outcomes, repeat=2):
         both = (first, second)
         log = Log.of(
-            [a for _, a, _ in both],
-            [logging[x][a] for x, a, _ in both],
-            [means[x, a] + s for x, a, s in both],
+            [a for _, a, _ in both], [logging[x][a] for x, a, _ in both], [means[x, a] + s for x, a, s in both]
         )
         targets = np.array([target[x] for x, _, _ in both])
         probability = chance[first] * chance[second]

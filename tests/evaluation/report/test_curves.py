@@ -38,9 +38,6 @@ def test_lines_from_wandb_lack_what_was_none():
     (point,) = rollouts([{"time": "t", "phase": "rollout", "step": 1, "of": "gather"}])
     assert point.reward is None
     assert point.parts == {}
-
-
-def test_no_lines_no_series():
     assert (rollouts([]), spans([]), series([], "ppo", "reward/mean"), forecasts([], "bandit")) == ([], [], [], [])
 
 

@@ -82,7 +82,7 @@ def test_who_lost_the_wrong_answers_is_on_the_first_screen(report):
         "vetoed": 2,
     }
     words = lost_words(report)
-    assert words.startswith("After sft, 2 of 12 answers are wrong, lost by the juniors (none right) 2.")
+    assert words.startswith("After sft, 2 of 12 answers are wrong, lost by the juniors (nothing right handed on) 2.")
     assert words in page(report, {}).partition("<nav")[0]
     assert words in markdown(report).partition("## Stages")[0]
     assert [row["lost"] for row in report["outcomes"]["base"]["rollouts"]].count("failed") == 1

@@ -21,7 +21,7 @@ from evaluation.records.study import BaselineAnswer, Place, Plan, PlannedTask, S
 from evaluation.report.plots import training as plots_training
 from evaluation.report.plots.bandit import reliability
 from evaluation.report.plots.base import TITLES, draw_all
-from evaluation.report.plots.paper import paper, save
+from evaluation.report.plots.paper import Drawing, panels, paper, save
 from evaluation.report.plots.stages import confusion, stages
 from evaluation.report.plots.tokens import PricedAnswers, frontier, tokens
 from evaluation.report.plots.tokens import studies as studies_plot
@@ -165,6 +165,14 @@ def test_the_same_data_give_the_same_bytes(plots, folder, study, tmp_path):
         save(confusion(study), name, plots[name].title, tmp_path)
     for file in plots[name].files.values():
         assert (tmp_path / file).read_bytes() == (folder / file).read_bytes()
+
+
+def test_a_label_may_hold_dollar_signs(tmp_path):
+    with paper():
+        figure, (axes,) = panels(1, 1, 1)
+        axes.set_xticks([0], ["$5 & $10_$"])
+        save(Drawing(figure, ""), "x", "", tmp_path)
+    assert "$5 &amp; $10_$" in (tmp_path / "x.svg").read_text()
 
 
 def test_phases_are_marked_and_stages_of_validation_have_their_mean(plots, folder):

@@ -4,7 +4,9 @@ import copy
 import json
 import shutil
 from dataclasses import replace
+from errno import ENOSPC
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from message_kit import refused
@@ -159,7 +161,10 @@ def test_a_file_that_is_no_report_is_refused(tmp_path, text, words):
         verify(file, None)
 
 
-def test_a_folder_that_cannot_be_written_is_named(report, tmp_path):
+def test_a_folder_that_cannot_be_written_is_named(report, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    with refused(RunError, "cannot be written", tmp_path / "file"):
+    with refused(RunError, "cannot be written", tmp_path / "file", "make room"):
         write_report(report, tmp_path / "file")
+    monkeypatch.setattr("evaluation.report.files.replace_file", Mock(side_effect=OSError(ENOSPC, "No space left")))
+    with refused(RunError, f"{tmp_path} (No space left)", "make room"):
+        write_report(report, tmp_path)

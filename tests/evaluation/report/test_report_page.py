@@ -8,6 +8,7 @@ from web_kit import Page
 from evaluation.report.content import page
 from evaluation.report.content import text as markdown
 from evaluation.report.content.answers import inlined
+from evaluation.report.formats import slug
 from evaluation.report.plots.base import Plot
 
 SVG = '<?xml version="1.0"?>\n<!DOCTYPE svg>\n<svg width="9pt" viewBox="0 0 9 9"><g id="a"/><use href="#a"/></svg>\n'
@@ -34,6 +35,9 @@ def test_each_mean_leads_to_its_column_and_each_cell_of_a_confusion_matrix_to_it
     assert row[1] == "base-ro-base-3"
     assert "rollouts/gate-base.jsonl:5" in text
     assert "python -m chimera.trace hand ID" in text
+    labels = ("是", "否", "<5%", ">5%", "A+", "A-", "a~b", "a b")
+    assert len({slug(f"base.{label}.yes") for label in labels} - {"base.--.yes"}) == len(labels)
+    assert slug("base:final-2.yes.no_") == "base-final-2.yes.no_"
 
 
 def test_what_models_wrote_is_text_in_page_and_markdown(report):
@@ -69,11 +73,8 @@ def test_pages_say_answers_right_and_right_answer_and_never_alignment(report):
     assert "right answer" in shown
 
 
-def test_a_plot_that_is_missing_leaves_its_reason(report):
+def test_a_plot_that_is_missing_leaves_its_reason_and_one_that_is_there_is_as_wide_as_the_page_allows(report):
     for text in (page(report, {}), markdown(report)):
         assert "there are no metrics" in text
-
-
-def test_a_drawing_is_as_wide_as_the_page_allows():
     assert inlined(SVG) == '<svg viewBox="0 0 9 9"><g id="a"/><use href="#a"/></svg>'
     assert inlined(None) == ""

@@ -67,6 +67,8 @@ def test_a_phase_is_warned_about_once_when_its_first_rollouts_have_ended():
 def test_a_single_question_is_warned_about_unless_the_abstract_is_in_the_prompts():
     assert "no role called a tool" in (never_searched(config()) or "")
     assert never_searched(config("society.evidence=given")) is None
+    alone = ("models.mine.like=junior", "roles.Neurologist.model=mine", "society.graph.juniors=[Neurologist]")
+    assert "(models.mine)" in (never_searched(config(*alone)) or "")
 
 
 def test_calls_are_counted_by_role_with_zeros_and_only_for_roles_with_tools():

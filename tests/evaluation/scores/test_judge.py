@@ -18,14 +18,7 @@ from chimera.serving.client import Completion
 from evaluation.scores.alignment import aligned, decision_aligned, decision_aligned_two_way
 from evaluation.scores.judge import CRITERIA, PROMPT, Judge, Judgement
 
-SCORES = {
-    "novelty": 0.8,
-    "feasibility": 0.7,
-    "impact": 0.9,
-    "clarity": 0.85,
-    "groundedness": 0.95,
-    "efficiency": 0.9,
-}
+SCORES = {"novelty": 0.8, "feasibility": 0.7, "impact": 0.9, "clarity": 0.85, "groundedness": 0.95, "efficiency": 0.9}
 BRIEF = Brief("17", "Does melanolix reduce pain score in adults with gout?", (Section("RESULTS", "It fell."),))
 SENTENCE = "Pain score was lower in the melanolix group than in the placebo group (41 vs 48 points, p=0.013)."
 SOURCE = {"id": "17", "text": f"RESULTS: {SENTENCE}"}

@@ -11,7 +11,7 @@ from record_kit import answered
 from scipy.stats import spearmanr
 
 from chimera.config.sections.rollouts import RewardConfig
-from chimera.config.tree import Config
+from chimera.config.tree import Config, load_config
 from chimera.run.directory import Run
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import Judged, Place, Plan, PlannedTask, Stage, StageAnswers, Study
@@ -57,7 +57,7 @@ def study_of(tmp_path: Path):
     """A study of the given records (half base, half sft), audits and canaries."""
     run = Run.create("r", Config(runs_dir=tmp_path))
 
-    def make(records: list[RolloutRecord], audit=(), canaries=(), reward: RewardConfig | None = None) -> Study:
+    def make(records: list[RolloutRecord], audit=(), canaries=(), config: Config | None = None) -> Study:
         half = (len(records) + 1) // 2
         answers = {}
         for stage, part in zip(STAGES, (records[:half], records[half:]), strict=True):
@@ -66,8 +66,8 @@ def study_of(tmp_path: Path):
         tasks = tuple(PlannedTask(one.task_id, "Does it?", "yes") for one in records[:half])
         plan = Plan("val", "generated", "generated tasks", tasks, 1, STAGES)
         study = Study(run, plan, answers, (), {one.subject: one for one in audit}, tuple(canaries))
-        if reward is not None:
-            study.__dict__["config"] = Config(reward=reward)
+        if config is not None:
+            study.__dict__["config"] = config
         return study
 
     yield make
@@ -109,7 +109,7 @@ def test_equal_judges_agree_wholly_and_there_is_nothing_to_warn_of(study_of):
     assert not [sentence for sentence in found["warnings"] if "agreement" in sentence]
 
 
-def test_low_agreement_is_said_with_the_criteria(study_of):
+def test_low_agreement_is_said_with_the_criteria_and_scores_that_never_vary_have_none(study_of):
     records = [record(i, "base", scores_of(i)) for i in range(8)]
     against: list[Scores] = [{**scores_of(i), "impact": 1 - (scores_of(i)["impact"] or 0)} for i in range(8)]
     found = health(study_of(records, [audited(one, against[i]) for i, one in enumerate(records)]))
@@ -117,6 +117,10 @@ def test_low_agreement_is_said_with_the_criteria(study_of):
     assert f"impact {found['alpha']['impact']:.2f}" in sentence
     assert "clarity" not in sentence
     assert found["alpha"]["impact"] < 0.4
+    same: Scores = dict.fromkeys(CRITERIA, 0.5)
+    records = [record(i, "base", same) for i in range(5)]
+    found = health(study_of(records, [audited(one, same) for one in records]))
+    assert {*found["alpha"].values(), *found["spearman"].values()} == {None}
 
 
 def test_length_is_correlated_with_each_judges_score(study_of):
@@ -131,14 +135,8 @@ def test_length_is_correlated_with_each_judges_score(study_of):
     (sentence,) = [sentence for sentence in found["warnings"] if "words" in sentence]
     assert sentence.startswith("the judge (rubric) gives longer protocols more")
     assert "+1.00 over 6 rollouts" in sentence
-
-
-def test_shorter_can_be_the_fashion_too(study_of):
     records = [record(i, "base", dict.fromkeys(CRITERIA, 0.9 - i / 10), words=10 + i) for i in range(5)]
     assert any("gives shorter protocols more" in one for one in health(study_of(records))["warnings"])
-
-
-def test_words_are_those_of_the_designers_fields():
     protocol = {**dict.fromkeys(FIELDS, "two words"), "amendments": ["many more words"], "expected": "yes"}
     assert protocol_words(protocol) == 14
 
@@ -192,6 +190,18 @@ def test_a_canary_above_half_of_real_work_is_warned_of(study_of, judge: str, sco
         assert ("second judge (checklist)" in said[0]) is (judge == "auditor")
 
 
+def test_where_judges_take_turns_all_is_about_the_one_that_is_shown_canaries(study_of):
+    config = load_config(None, ["models.stern.kind=rubric", "rollouts.judges=[stern]"])
+    slots = [config.judge_of(f"t{i}") for i in range(8)]
+    scores: dict[str, Scores] = {"judge": dict.fromkeys(CRITERIA, 0.8), "stern": dict.fromkeys(CRITERIA, 0.3)}
+    records = [record(i, "base", scores[slot]) for i, slot in enumerate(slots)]
+    found = health(study_of(records, (), [canary("ro-base-0/empty", "judge", 0.35)], config))
+    assert found["length"]["judge"]["n"] == slots.count("judge") < 8
+    assert found["canaries"][0]["of_normal"] == pytest.approx(0.8)
+    assert found["warnings"] == []
+    assert any("stern" in note for note in found["notes"])
+
+
 def test_what_was_not_looked_at_is_said_and_not_made_up(study_of):
     found = health(study_of([record(0, "base", scores_of(1)), record(1, "sft", scores_of(2))]))
     assert found["auditor"] is None
@@ -202,14 +212,6 @@ def test_what_was_not_looked_at_is_said_and_not_made_up(study_of):
     assert found["warnings"] == []
     assert any("no second judge" in note for note in found["notes"])
     assert any("canaries" in note for note in found["notes"])
-
-
-def test_scores_that_never_vary_have_no_alpha(study_of):
-    same: Scores = dict.fromkeys(CRITERIA, 0.5)
-    records = [record(i, "base", same) for i in range(5)]
-    found = health(study_of(records, [audited(one, same) for one in records]))
-    assert set(found["alpha"].values()) == {None}
-    assert set(found["spearman"].values()) == {None}
 
 
 def test_weights_are_the_rewards():
@@ -223,7 +225,7 @@ def test_weights_are_the_rewards():
 
 
 def test_the_weights_of_the_run_count(study_of):
-    reward = RewardConfig(novelty=0, feasibility=0, impact=1, clarity=0, groundedness=0, efficiency=0)
+    config = Config(reward=RewardConfig(novelty=0, feasibility=0, impact=1, clarity=0, groundedness=0, efficiency=0))
     records = [record(i, "base", scores_of(i)) for i in range(6)]
-    found = health(study_of(records, [audited(one, scores_of(i, 0.05)) for i, one in enumerate(records)], (), reward))
+    found = health(study_of(records, [audited(one, scores_of(i, 0.05)) for i, one in enumerate(records)], (), config))
     assert found["alpha"]["overall"] == pytest.approx(found["alpha"]["impact"])

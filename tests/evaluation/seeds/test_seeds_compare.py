@@ -198,14 +198,17 @@ def test_one_training_seed_has_no_interval_and_says_why():
     assert "(no interval)" in markdown.render(document(study))
 
 
-def test_stages_that_differ_on_no_task_have_the_bound_of_so_many_tasks():
+@pytest.mark.parametrize(("before", "after"), [(1.0, 1.0), (0.0, 1.0), (1.0, 1 / 3)])
+def test_stages_that_differ_alike_on_all_tasks_have_the_bound_of_so_many_tasks(before, after):
     runs = [make_run(seed) for seed in range(3)]
-    for run in runs:
-        run.report["outcomes"]["ppo"] = run.report["outcomes"]["base"]
+    for outcomes in (run.report["outcomes"] for run in runs):
+        for value, name in ((before, "base"), (after, "ppo")):
+            for rollout in outcomes[name]["rollouts"]:
+                rollout["values"]["alignment"] = value
     row = comparison(build(runs), "base", "final")["metrics"]["alignment"]
-    unseen = 1 - 0.025 ** (1 / 6)
+    unseen, same = 1 - 0.025 ** (1 / 6), after - before
     ends = [(figures["low"], figures["high"]) for figures in (row["difference"], row["iqm"], *row["per_run"])]
-    assert ends == [pytest.approx((-unseen, unseen))] * 5
+    assert ends == [pytest.approx((same - unseen * (1 + same), same + unseen * (1 - same)))] * 5
 
 
 def test_two_data_seeds():

@@ -20,9 +20,7 @@ from evaluation.seeds.crossed import (
 )
 
 TABLES = arrays(
-    float,
-    st.tuples(st.integers(2, 5), st.integers(2, 8)),
-    elements=st.floats(-10, 10, allow_nan=False, width=16),
+    float, st.tuples(st.integers(2, 5), st.integers(2, 8)), elements=st.floats(-10, 10, allow_nan=False, width=16)
 )
 
 

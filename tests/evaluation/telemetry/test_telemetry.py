@@ -14,6 +14,7 @@ from web_kit import answering
 
 from chimera.config.sections.telemetry import TelemetryConfig
 from chimera.core.errors import ConfigError
+from chimera.core.secrets import redact, register_secret
 from chimera.run.directory import Run
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.rollout.crew import keep
@@ -195,8 +196,6 @@ def test_content_is_sent_only_where_it_is_asked_for(run):
 
 
 def test_what_is_sent_is_what_is_recorded_so_secrets_stay_here(run):
-    from chimera.core.secrets import register_secret
-
     register_secret("a key", SECRET)
     with receiving() as receiver:
         told = record(3, outputs={"research_goal": f"it is {SECRET}"}, task_id=f"task {SECRET}")
@@ -214,10 +213,12 @@ def test_headers_come_from_the_variable_and_reach_the_collector_only(run):
         sent(run, receiver, (record(2), trace(2)))
         assert "Authorization" not in receiver.headers[1]
     assert KEY not in "".join(file.read_text(errors="replace") for file in run.path.rglob("*.json*") if file.is_file())
-    with refused(ConfigError, "telemetry.headers_env=MISSING", "leave the key out"):
-        headers_of(TelemetryConfig(otlp_endpoint="http://x:1", headers_env="MISSING"), {})
-    with pytest.raises(ConfigError, match="NAME=VALUE"):
-        headers_of(TelemetryConfig(otlp_endpoint="http://x:1", headers_env="ODD"), {"ODD": "nothing"})
+    config = TelemetryConfig(otlp_endpoint="http://x:1", headers_env="ODD")
+    assert headers_of(config, {"ODD": "X-Key=Basic%20cG9u=,,b=2,"}) == {"x-key": "Basic cG9u=", "b": "2"}
+    assert redact("Basic%20cG9u= Basic cG9u=") == "[a header of ODD] [a header of ODD]"
+    for text, *pieces in ((",", "telemetry.headers_env=ODD", "leave the key out"), ("a=1,no", "ODD", "NAME=VALUE")):
+        with refused(ConfigError, *pieces):
+            headers_of(config, {"ODD": text})
 
 
 def test_the_key_of_another_collector_in_the_environment_is_not_sent(run, monkeypatch):

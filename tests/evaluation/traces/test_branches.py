@@ -9,8 +9,10 @@ from message_kit import refused
 from test_trace_tree import Story, outline, record
 
 from chimera.core.errors import RunError
+from chimera.run.directory import Run
 from evaluation.traces.branches import branches_of
 from evaluation.traces.conversation import LearnedTokens, page
+from evaluation.traces.rollout_index import read_tree
 from evaluation.traces.text import branch_line
 from evaluation.traces.token_records import Objective, TokenRecord, tokens_file, write_tokens
 from evaluation.traces.tree import tree
@@ -104,4 +106,5 @@ def test_a_broken_file_is_an_error_and_a_line_that_is_being_written_is_left(run)
     assert len(branches_of(run, "ro-1")[ASKED]) == 4
     file.write_text(whole + "{ro-1\n")
     with refused(RunError, "phases/ppo/calls.jsonl", "line 1 column 2"):
-        branches_of(run, "ro-1")
+        read_tree(Run(run), record())
+    assert read_tree(Run(run), record(phase="eval-test-base")).record == record(phase="eval-test-base")

@@ -17,6 +17,7 @@ from web_kit import Page
 from agents.visit.record import ModelCall, ToolUse
 from chimera.show import terminal
 from evaluation.records.rollouts import RolloutRecord
+from evaluation.scores.judge import CRITERIA
 from evaluation.traces.conversation import LearnedTokens, conversation, page
 from evaluation.traces.spans import RAW, Position, exchange_span, operation_span, outcome_span
 from evaluation.traces.text import gist, tool_texts
@@ -166,6 +167,13 @@ def test_a_repair_shows_the_unread_answer_and_the_read_one():
         ("no JSON", False), (json.dumps(HYPOTHESIS), True)
     ]  # fmt: skip
     assert [call.answer for call in refiner.calls] == [None, HYPOTHESIS]
+
+
+def test_the_judges_answer_is_read_as_it_was_scored():
+    scores = dict.fromkeys(CRITERIA, 0.5)
+    story = Story().visit("Evaluation", [f"```json\n{json.dumps(scores)}\n```"], "judge")
+    story.calls.clear()  # The worker notes none of the judge's.
+    assert tree(record(), story.end()).visits[0].answer == scores
 
 
 def test_a_revision_names_the_reviews_that_sent_it_back():

@@ -115,16 +115,11 @@ async def test_the_phase_learns_saves_and_lets_the_policy_choose(tmp_path):
     first, second = (load_policy(tmp_path / "models/Supervisor" / f"bandit-{number}") for number in (0, 1))
     final = load_policy(tmp_path / result.policy.folder)
     assert [policy.events for policy in (first, second, final)] == [200, 230, 260]
-    assert [(phase, step, values["choices"]) for phase, step, values in lab.logged] == [
-        ("bandit", 0, 200),
-        ("bandit", 1, 230),
-        ("bandit", 2, 260),
-    ]
+    logged = [(phase, step, values["choices"]) for phase, step, values in lab.logged]
+    assert logged == [("bandit", 0, 200), ("bandit", 1, 230), ("bandit", 2, 260)]
     assert lab.metrics.shown == [("bandit", 60)]
-    assert Counter(r.outputs["selection"]["policy"] for r in lab.recorded.values()) == {
-        "Supervisor@bandit-0": 30,
-        "Supervisor@bandit-1": 30,
-    }
+    policies = Counter(r.outputs["selection"]["policy"] for r in lab.recorded.values())
+    assert policies == {"Supervisor@bandit-0": 30, "Supervisor@bandit-1": 30}
     assert all(r.outputs["selection"]["preferred"] is None for r in lab.recorded.values())
     assert result.figures["choices"] == 260
     assert result.figures["rollouts"] == 60

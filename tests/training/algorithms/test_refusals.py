@@ -23,6 +23,7 @@ OF_ONE = [
     ("distil", [REFINER, "teacher=slot"], ("slot is ''", "name the slot", "refiner")),
     ("distil", [REFINER, "teacher=slot", "slot=refiner"], ("slot is 'refiner'", "name the slot")),
     ("distil", [REFINER, "teacher=slot", "slot=nobody"], ("'nobody'",)),
+    ("distil", [REFINER, "teacher=slot", "slot=board"], ("distil.slot=board", "rubric", "name another slot")),
     ("distil", [REFINER, "slot=senior"], ("teacher is 'vote'",)),
     ("distil", [REFINER, "teacher=greedy", "answers=9"], ("teacher is 'greedy'",)),
     ("distil", ["roles=[ProtocolDesigner]", "teacher=society"], ("ProtocolDesigner", "hypotheses")),

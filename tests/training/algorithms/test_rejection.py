@@ -44,9 +44,7 @@ def test_right_answers_with_true_quotes_are_imitated_a_few_to_each_prompt(tmp_pa
 
 def test_no_answer_is_learned_twice_for_one_prompt(tmp_path):
     selection, said = drawn(Answers(tmp_path), keep=100, right="label")
-    texts = [
-        (one.candidate.record.task_id, json.dumps(text)) for one, text in zip(selection.examples, said, strict=True)
-    ]
+    texts = [(one.candidate.record.task_id, str(text)) for one, text in zip(selection.examples, said, strict=True)]
     assert len(set(texts)) == len(texts) < selection.figures["branches/right"]
 
 

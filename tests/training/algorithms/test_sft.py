@@ -238,9 +238,8 @@ def test_prompts_are_the_servers_and_learned_tokens_those_it_sampled_in_one_row(
     (first, call), (second, answer) = exchanges
     assert list(row.ids) == second + answer
     assert second[: len(first) + len(call)] == first + call
-    assert row.labels == [NOT_LEARNED] * len(first) + call + [NOT_LEARNED] * (
-        len(second) - len(first) - len(call)
-    ) + answer  # fmt: skip
+    between = [NOT_LEARNED] * (len(second) - len(first) - len(call))
+    assert row.labels == [NOT_LEARNED] * len(first) + call + between + answer
 
 
 def test_turns_that_were_offered_other_tools_are_rows_of_their_own(nano):
@@ -250,9 +249,8 @@ def test_turns_that_were_offered_other_tools_are_rows_of_their_own(nano):
     assert [row.labels for row in rows] == [[NOT_LEARNED] * len(prompt) + answer for prompt, answer in exchanges]
 
 
-texts = st.lists(st.sampled_from([*'ab {}"\n', "<|im_end|>", "<|im_start|>", "<tool_call>", "é"]), max_size=9).map(
-    "".join
-)
+pieces = st.sampled_from([*'ab {}"\n', "<|im_end|>", "<|im_start|>", "<tool_call>", "é"])
+texts = st.lists(pieces, max_size=9).map("".join)
 
 
 @st.composite
@@ -314,14 +312,8 @@ class TestTemplates:
     )
 
     def talk(self):
-        return conversation(
-            messages=[
-                {"role": "user", "content": "one"},
-                {"role": "assistant", "content": "thought and answer"},
-                {"role": "user", "content": "two"},
-                {"role": "assistant", "content": "yes"},
-            ]
-        )
+        turns = (("user", "one"), ("assistant", "thought and answer"), ("user", "two"), ("assistant", "yes"))
+        return conversation(messages=[{"role": role, "content": content} for role, content in turns])
 
     def test_a_template_that_shortens_earlier_turns_gives_a_row_for_each(self, serving_model):
         folder = serving_model(template=self.FORGETFUL)

@@ -166,9 +166,8 @@ def test_each_round_starts_from_the_first_weights(trained):
     for name in ("star-1", "star-2"):
         out, examples = bench.run.path / "models/refiner" / name, bench.run.path / f"phases/star/{name}-examples.jsonl"
         made_from = json.loads((out / tuning.MANIFEST).read_text())["fingerprint"]
-        assert made_from == tuning.fingerprint(
-            tuning.specify(settings(), examples, first, out, bench.config.seed), "nano@0"
-        )
+        spec = tuning.specify(settings(), examples, first, out, bench.config.seed)
+        assert made_from == tuning.fingerprint(spec, "nano@0")
 
 
 def test_a_continued_run_goes_on_at_its_round(trained):

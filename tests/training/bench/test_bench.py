@@ -4,11 +4,13 @@ import asyncio
 import inspect
 import json
 from itertools import cycle
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from fake_bench import FakeBench
-from lab_kit import PATIENCE, open_lab
+from lab_kit import PATIENCE, config_for, open_lab
+from record_kit import answered
 from safetensors.torch import load_file, save_file
 
 from agents.policies.bandit import BanditPolicy, Settings
@@ -25,6 +27,8 @@ from chimera.run.seals import seal
 from evaluation.records.rollouts import RolloutInput
 from training.algorithms.bandit import BanditSettings
 from training.bench.lab_bench import LabBench
+from training.bench.replays import Replays
+from training.lab.candidates import phase_of
 from training.learning.base import Bench
 
 pytestmark = pytest.mark.whole
@@ -189,6 +193,19 @@ def test_k_samples_cost_one_request_and_one_prompt(seen):
     assert spent["branch_usd"] == pytest.approx((read * 1.0 + written * 2.0) / 1e6)
 
 
+def test_replays_cost_what_their_judge_costs_too():
+    used = {"refiner": {"prompt": 10, "completion": 1}}
+    record = answered("re-1", "t1", tokens=used, counts={"judge_prompt_tokens": 30, "judge_completion_tokens": 2})
+    config = config_for("http://127.0.0.1:1/v1", Path())
+    config.evaluation.prices.update(PRICES, judge=[3.0, 4.0])
+    run = SimpleNamespace(path=Path(), rollouts=lambda label: [record.dump()])
+    lab = SimpleNamespace(run=run, config=config, dataset=SimpleNamespace(tasks=()))
+    spent, usd = Replays(lab, "tried").spent(), (10 * 1.0 + 1 * 2.0 + 30 * 3.0 + 2 * 4.0) / 1e6
+    assert spent == {
+        "replays": 1, "replay_prompt_tokens": 40, "replay_completion_tokens": 3, "replay_usd": pytest.approx(usd)
+    }  # fmt: skip
+
+
 def test_rollouts_with_candidates_carry_their_versions_and_a_phase_of_their_own(seen):
     for episode in seen.first.beside:
         record = episode.record
@@ -198,6 +215,7 @@ def test_rollouts_with_candidates_carry_their_versions_and_a_phase_of_their_own(
         assert record.weights_versions["junior"] == ["nano@0"]
         assert record.outputs["selection"]["policy"] == seen.chooser.version
         assert record.phase == "tried--refiner.candidate--Supervisor.chooser"
+        assert len(phase_of("a" * 40, [seen.weights, seen.chooser])) == 64  # As long as a phase's may be.
         assert {call.weights_version for call in episode.calls([REFINER])} == {seen.weights.version}
 
 

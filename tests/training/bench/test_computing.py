@@ -29,11 +29,7 @@ class Servers:
 
 @pytest.mark.parametrize(
     ("fails", "told"),
-    [
-        (None, ["sleep", "update", "wake"]),
-        ("update", ["sleep", "update", "wake"]),
-        ("sleep", ["sleep", "wake"]),
-    ],
+    [(None, ["sleep", "update", "wake"]), ("update", ["sleep", "update", "wake"]), ("sleep", ["sleep", "wake"])],
 )
 async def test_servers_sleep_during_an_update_and_are_woken_however_it_ends(fails, told):
     servers = Servers(fails)

@@ -136,6 +136,17 @@ async def test_a_question_can_be_asked_at_another_temperature(side, scripted_ope
     assert await made.make("ask", "refiner", "v1", QUESTION) is usual
 
 
+async def test_a_question_is_known_again_whatever_fields_the_server_has_refused(side, scripted_openai):
+    scripted_openai.hooks.append(lambda request: (400, "Unsupported parameter: seed") if "seed" in request else None)
+    made = side()
+    answers = [await made.make("ask", "refiner", "v", QUESTION, seed=seed) for seed in (1, 2, 3)]
+    assert len({id(answer) for answer in answers}) == len(list(read_lines(made.file))) == 3
+    number, again = len(scripted_openai.requests), side()
+    again._model = HttpModel(made._model.endpoints)  # Of another process, which knows of no refusal.
+    assert await again.make("ask", "refiner", "v", QUESTION, seed=3) == answers[2]
+    assert len(scripted_openai.requests) == number
+
+
 async def test_a_server_that_fails_is_an_error_and_nothing_is_recorded(side, scripted_openai):
     made = side()
     for bad, message in (((400, "no such thing"), ("400", "no such thing")), ((500, "busy"), ("500", "busy"))):

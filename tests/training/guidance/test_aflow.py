@@ -121,9 +121,7 @@ def test_what_is_waived_may_be_left_out():
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(-5, -1)), min_size=1, max_size=12))
 def test_the_frontier_holds_what_no_other_beats(scores):
-    graphs = [
-        (GraphConfig(debate=place % 3), (float(right), float(used))) for place, (right, used) in enumerate(scores)
-    ]
+    graphs = [(GraphConfig(debate=at % 3), (float(right), float(used))) for at, (right, used) in enumerate(scores)]
     chosen = [score for _, score in frontier(graphs)]
     for score in (score for _, score in graphs):
         assert any(other[0] >= score[0] and other[1] >= score[1] for other in chosen)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from fake_bench import FakeBench
-from lab_kit import task
+from lab_kit import PATIENCE, task
 from message_kit import refused
 from record_kit import answered
 
@@ -41,8 +41,9 @@ def plan(algorithm):
 class Society(FakeBench):
     """Answers yes, unless the Geneticist is told what is useful, or shown an example whose answer is no."""
 
-    def __init__(self, run, *, writes=(USEFUL,)):
-        super().__init__(run, config=load_config(None, [*ENDPOINTS, f"runs_dir={run.path.parent}"]), dataset=DATASET)
+    def __init__(self, run, *settings, writes=(USEFUL,)):
+        config = load_config(None, [*ENDPOINTS, f"runs_dir={run.path.parent}", *settings])
+        super().__init__(run, config=config, dataset=DATASET)
         self.writes = list(writes)
 
     def episode_of(self, number):
@@ -110,11 +111,7 @@ def test_the_best_set_of_examples_wins_and_none_is_of_a_task_that_it_was_tried_o
     assert len({given.task.id for _, given in bench.asked}) == FEW.tasks
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "settings"),
-    [(Fewshot, FEW), (LessonsAlgorithm, LESSONS), (Gepa, GEPA)],
-    ids=["few", "lessons", "gepa"],
-)
+@pytest.mark.parametrize(("algorithm", "settings"), [(Fewshot, FEW), (LessonsAlgorithm, LESSONS), (Gepa, GEPA)])
 def test_a_phase_that_is_done_again_plays_nothing_and_comes_to_the_same(run, algorithm, settings):
     first = learn(algorithm(), settings, Society(run))
     text = (run.path / first.policy.folder / "guidance.json").read_text()
@@ -122,10 +119,7 @@ def test_a_phase_that_is_done_again_plays_nothing_and_comes_to_the_same(run, alg
     second = learn(algorithm(), settings, again)
     assert (again.ran, second.policy) == (0, first.policy)
     assert (run.path / second.policy.folder / "guidance.json").read_text() == text
-    spent = [
-        {name: figures[name] for name in ("rollouts", "candidates")} for figures in (first.figures, second.figures)
-    ]
-    assert spent[0] == spent[1]
+    assert all(first.figures[name] == second.figures[name] for name in ("rollouts", "candidates"))
 
 
 def test_a_lesson_that_helps_is_told_to_all_roles_that_learn_together(run):
@@ -133,6 +127,15 @@ def test_a_lesson_that_helps_is_told_to_all_roles_that_learn_together(run):
     guidance = load(run.path / learned.policy.folder)
     assert {role: guidance[role].lessons for role in JUNIORS} == dict.fromkeys(JUNIORS, (USEFUL,))
     assert learned.figures["kept"] == 1
+
+
+def test_a_lesson_is_told_beside_those_that_each_role_has(run):
+    bench = Society(run, *(f"society.guidance.{role}.lessons=[{role} reads.]" for role in JUNIORS[:2]))
+    learned = learn(LessonsAlgorithm(), LESSONS, bench)
+    guidance = load(run.path / learned.policy.folder)
+    had = {JUNIORS[0]: (f"{JUNIORS[0]} reads.",), JUNIORS[1]: (f"{JUNIORS[1]} reads.",), JUNIORS[2]: ()}
+    assert {role: guidance[role].lessons for role in JUNIORS} == {role: (*had[role], USEFUL) for role in JUNIORS}
+    assert all(f"{role} reads." in next(iter(bench.questions))[1] for role in JUNIORS[:2])
 
 
 @pytest.mark.parametrize("lesson", ["As in t3, look.", "Does t12 lower the rate? Look there.", "Answer no then."])
@@ -158,6 +161,22 @@ def test_gepa_finds_the_planted_instruction_within_its_rollouts(run):
     assert all(USEFUL in guidance[role].prompt and role in guidance[role].prompt for role in JUNIORS)
 
 
+def test_gepa_asks_nothing_more_after_it_was_cancelled(run):
+    asked, bench = [], Society(run)
+
+    async def scenario():
+        async def ask(*_, **__):
+            asked.append(learning.cancel())
+            await asyncio.sleep(PATIENCE * (len(asked) == 1))
+
+        bench.ask = ask
+        learning = asyncio.create_task(Gepa().learn(plan("gepa"), GEPA, bench))
+        await asyncio.wait([learning])
+
+    asyncio.run(scenario())
+    assert asked == [True]
+
+
 def test_a_budget_ends_a_search_with_the_best_so_far(run):
     limited = FEW.model_copy(update={"budget": FEW.budget.model_copy(update={"rollouts": 20})})
     bench = Society(run)
@@ -180,6 +199,7 @@ def test_examples_need_rollouts_that_came_out_right(run):
         (["fewshot.tasks=21"], ("fewshot.tasks=21", "40", "at most 20")),
         (["pipeline.fewshot.roles=[PeerReviewer]"], ("PeerReviewer", "rubric", "leave it out")),
         (["fewshot.budget.usd=3"], ("fewshot.budget.usd=3", "evaluation.prices", "junior")),
+        (["fewshot.teacher=board"], ("fewshot.teacher=board", "rubric", "Hypothesis", "name another slot")),
         (["fewshot.teacher=nobody"], ("pipeline.fewshot", "'nobody'", "junior")),
     ],
 )

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from message_kit import refused
 
+from chimera.config.sections.graph import GraphConfig
 from chimera.config.sections.rollouts import RewardConfig
 from chimera.core.errors import ConfigError
 from chimera.core.types import ResearchTask, Section
@@ -16,9 +17,9 @@ from chimera.core.weighing import Vote
 from chimera.data.tasks import Dataset, load
 from training.configuration import load_config
 from training.learning.base import PhasePlan
-from training.learning.groups import group_figures, grow
+from training.learning.groups import BranchSettings, group_figures, grow
 from training.learning.states import collect_states, states_of
-from training.learning.values import Values, earned, how_valued
+from training.learning.values import Values, earned, how_valued, role_after
 from training.phases import make_phases
 
 PLAN = PhasePlan("refine", "ppo", (REFINER,), ("refiner",))
@@ -194,6 +195,7 @@ def plan(*roles):
         ((REFINER,), {"alignment": 1.0}, "auto", "direct"),
         ((REFINER,), {"alignment": 1.0, "groundedness": 0.2}, "auto", "direct"),
         ((REFINER,), {"alignment": 1.0, "impact": 0.2}, "auto", "replay"),
+        ((REFINER,), {"alignment": 1.0, "impact": 0.0}, "auto", "direct"),
         ((REFINER,), {"alignment": 1.0}, "replay", "replay"),
         ((REFINER,), {}, "auto", "replay"),
         (("ProtocolDesigner",), {"feasibility": 1.0}, "auto", "direct"),
@@ -201,13 +203,21 @@ def plan(*roles):
     ],
 )
 def test_answers_are_valued_directly_where_their_parts_follow_from_them(roles, weights, wanted, how):
-    assert how_valued(plan(*roles), weights, wanted, load_config(None)) == how
+    assert how_valued(plan(*roles), BranchSettings(reward=weights).reward, wanted, load_config(None)) == how
+
+
+def test_a_replay_begins_at_a_role_that_works_in_the_live_graph():
+    graphs = [GraphConfig(waives=("SafetyOfficer",), **shape) for shape in ({}, {"reviews": False}, {"design": False})]
+    assert [role_after("Neurologist", graph) for graph in graphs] == ["Supervisor"] * 3
+    assert [role_after(REFINER, graph) for graph in graphs] == ["ProtocolDesigner"] * 2 + ["PrincipalInvestigator"]
+    assert [role_after("ProtocolDesigner", graph) for graph in graphs[:2]] == ["PeerReviewer", "PrincipalInvestigator"]
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (["ppo.reward={praise: 1.0}"], ("ppo.reward", "'praise'", "novelty")),
+        (["ppo.reward={impact: 0}"], ("pipeline.ppo.reward", "'impact': 0", "set {}")),
         (["ppo.reward={impact: 1.0}", "reward.impact=0"], ("ppo.reward.impact", "reward.impact=0", "leave it out")),
         (["ppo.reward={}", "ppo.value=direct"], ("ppo.value=direct", "ppo.reward", "set ppo.value=replay")),
         (["ppo.states=4", "ppo.tasks=100"], ("ppo.tasks=100", "24 training tasks")),
@@ -225,9 +235,10 @@ def test_what_cannot_be_valued_is_refused_before_anything_starts(overrides, mess
         start()
 
 
-def test_a_language_model_as_judge_cannot_be_asked_for_every_answer():
-    judge = ["models.judge.kind=endpoint", "models.judge.base_url=http://127.0.0.1:1/v1", "models.judge.model=m"]
-    config = load_config(None, judge)
+@pytest.mark.parametrize(("slot", "judges"), [("judge", "[]"), ("second", "[second]")])
+def test_a_language_model_as_judge_cannot_be_asked_for_every_answer(slot, judges):
+    model = "{kind: endpoint, base_url: 'http://127.0.0.1:1/v1', model: m}"
+    config = load_config(None, [f"models.{slot}={model}", f"rollouts.judges={judges}"])
     assert how_valued(plan(REFINER), {"groundedness": 1.0}, "auto", config) == "replay"
     with refused(ConfigError, "refine.value=direct", "groundedness", "set refine.value=replay"):
         how_valued(plan(REFINER), {"groundedness": 1.0}, "direct", config)

@@ -42,8 +42,7 @@ calls = st.lists(
     max_size=6,
 )  # fmt: skip
 parts = st.fixed_dictionaries(
-    dict.fromkeys(("alignment", "impact", "repeated_call"), number),
-    optional=dict.fromkeys(AUTOMATIC, number),
+    dict.fromkeys(("alignment", "impact", "repeated_call"), number), optional=dict.fromkeys(AUTOMATIC, number)
 )
 
 

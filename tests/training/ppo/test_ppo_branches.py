@@ -100,13 +100,18 @@ def test_a_continued_phase_ends_with_the_same_weights(straight, tmp_path, stop_a
     assert digest(tmp_path / result.policy.folder) == digest(straight.run.path / straight.result.policy.folder)
 
 
-def test_a_step_without_a_group_that_differs_is_skipped(straight, tmp_path):
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+def test_a_step_without_a_group_that_differs_is_skipped_where_groups_count(straight, tmp_path):
     bench = Tokens(tmp_path, straight.first, steps=1)
     usual = bench.say
     bench.say = lambda call, random_: reworded(usual(call, random_), answer())
     result = learned(bench)
     assert (result.policy, result.figures["skipped"]) == (None, 1)
     assert any("worth the same in each of 4 states" in line for line in bench.view.lines)
+    for estimator in ("gae", "reinforce_plus_plus"):  # They compare an answer with those to other prompts.
+        bench = Tokens(tmp_path / estimator, straight.first, steps=1, n=1, adv_estimator=estimator, critic_warmup=0)
+        assert learned(bench).figures["updates"] == 1
+        assert len(read_tokens(tokens_file(bench.run.path, "refine", 1))) == 4
 
 
 def test_a_phase_may_begin_with_another_slots_weights(straight, tmp_path):

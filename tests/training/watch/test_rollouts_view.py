@@ -302,12 +302,13 @@ def test_the_live_view_shows_reward_parts_failures_and_the_newest_versions(termi
 
 
 def test_rollouts_that_all_failed_are_not_zero_per_cent_right(record):
-    failed = replace(record, status="failed", error="late", answer=None, decision=None, reward=None)
+    failed = replace(record, status="failed", error="[/INST] [a]", answer=None, decision=None, reward=None)
     for records, words in (([failed, failed], "-"), ([failed, record], "50.0 %"), ([], "-")):
         console = Console(width=80, record=True, file=io.StringIO())
         console.print(result_table("gather", records, 1.0))
-        (line,) = [line for line in console.export_text().splitlines() if line.split()[:1] == ["right"]]
-        assert line.split(maxsplit=1)[1].strip() == words
+        shown = dict(line.split(maxsplit=1) for line in console.export_text().splitlines() if len(line.split()) > 1)
+        assert shown["right"].strip() == words
+        assert failed not in records or shown["ended"].strip().endswith("x [/INST] [a]")
 
 
 def test_brackets_in_texts_are_shown_as_they_are(terminal):

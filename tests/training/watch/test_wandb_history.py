@@ -31,6 +31,8 @@ LINES = [
             line("gate-base", None, reward=1.5),
             line("sft", 1, loss=0.5),
             line("sft", 2, loss=0.25),
+            line("sft", 2, loss=0.125),
+            line("sft", 3, loss=0.125),
             line("gate", None, **{"stage": "sft", "reward/mean": 0.125}),
             line("sft", None, selected_by_role={"Neurologist": 2}),
             line("ppo", 1, **{"actor/entropy": 2.0, "reward/mean": 1.0, "policy": "senior@ppo-1"}),

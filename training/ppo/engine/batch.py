@@ -79,22 +79,12 @@ class Batch:
         """Number of tokens of each call, prompt and response together."""
         return [len(sample.prompt_ids) + len(sample.response_ids) for sample in self.samples]
 
-    def bundles(self, budget: int) -> list[list[int]]:
-        """Rows with one prompt, by their first row. They stay together, so that their prompt is computed once.
-
-        Args:
-            budget: A prompt whose rows have more tokens has several bundles, of nearly equal numbers of rows.
-        """
-        import numpy as np
-
+    def bundles(self) -> list[list[int]]:
+        """Rows with one prompt, by their first row. They stay together, so that their prompt is computed once."""
         by_prompt: dict[tuple[int, ...], list[int]] = {}
         for row, sample in enumerate(self.samples):
             by_prompt.setdefault(sample.prompt_ids, []).append(row)
-        bundles: list[list[int]] = []
-        for rows in by_prompt.values():
-            most = max(1, budget // max(self.sizes[row] for row in rows))
-            bundles += [part.tolist() for part in np.array_split(rows, math.ceil(len(rows) / most))]
-        return bundles
+        return list(by_prompt.values())
 
     def sampled(self, current: "Tensor") -> "Tensor":
         """(B, T) log-probabilities under the weights that sampled: those of `current` where a call has none."""
@@ -111,9 +101,15 @@ class Batch:
 
         Args:
             bundles: Rows of one mini-batch, by bundles.
-            budget: Most tokens of a micro-batch.
+            budget: Most tokens of a micro-batch. A bundle with more is divided, into nearly equal numbers of rows.
         """
-        return bundles
+        import numpy as np
+
+        divided: list[list[int]] = []
+        for rows in bundles:
+            most = max(1, budget // max(self.sizes[row] for row in rows))
+            divided += [part.tolist() for part in np.array_split(rows, math.ceil(len(rows) / most))]
+        return divided
 
     def gathered(self, bundles: Sequence[Sequence[int]], values: "Tensor") -> "Tensor":
         """Values of all calls, (B, T), from those of the rows that this process has computed.

@@ -177,9 +177,8 @@ class PpoEngine:
                 f"needs: raise {self._phase}.n, or use {self._phase}.adv_estimator=reinforce_plus_plus"
             )
         batch = self._batch(peers)
-        metrics: dict[str, float] = {}
         started = time.perf_counter()
-        metrics |= self._prepare(batch, step)
+        metrics = self._prepare(batch, step)
         with _timed(metrics, "adv"):
             metrics |= self._advantages(batch)
         if self._critic:
@@ -273,7 +272,7 @@ class PpoEngine:
         from verl.workers.utils.padding import no_padding_2_padding
 
         budget = max(self._verl.engine.infer_max_token_len_per_gpu, *batch.sizes)
-        bundles = batch.share(batch.bundles(budget), budget)
+        bundles = batch.share(batch.bundles(), budget)
         data = batch.packed(bundles, compute_loss=False, max_token_len_per_gpu=budget, **settings)
         output = worker.infer_batch(data)
         names = [name for name in ("log_probs", "entropy", "values") if name in output]
@@ -292,7 +291,7 @@ class PpoEngine:
         from verl.utils import tensordict_utils as tu
 
         budget = max(self._config.ppo_max_token_len_per_gpu, *batch.sizes)
-        bundles = batch.bundles(budget)
+        bundles = batch.bundles()  # The budget must not change which calls make a mini-batch.
         parts = [
             part
             for epoch in range(verl.ppo_epochs)
@@ -325,12 +324,18 @@ class PpoEngine:
         write_model(folder, weights, self._folder, adapter)
 
     def save(self, folder: Path) -> None:
-        with whole_folder(folder) as draft:
-            for name, worker in self._trained():
-                write_state(worker_state(worker), draft, name)
-            write_state(self._random.state(), draft, RANDOM)
-            state = {"updates": self.updates, "kl_coef": self._kl_control.value, "made_with": self._made_with()}
-            (draft / STATE).write_text(json.dumps(state), encoding="utf-8")
+        states = ((name, worker_state(worker)) for name, worker in self._trained())
+        try:
+            with whole_folder(folder) as draft:
+                for name, state in states:
+                    write_state(state, draft, name)
+                    del state  # There may be no room in memory for the next beside it.
+                write_state(self._random.state(), draft, RANDOM)
+                state = {"updates": self.updates, "kl_coef": self._kl_control.value, "made_with": self._made_with()}
+                (draft / STATE).write_text(json.dumps(state), encoding="utf-8")
+        finally:
+            for _ in states:
+                pass  # Also where the disk is full, for the other ranks wait until they have given their parts.
 
     def load(self, folder: Path) -> None:
         """Restore the state of the engine that wrote this checkpoint: weights, optimisers, schedules, random states.

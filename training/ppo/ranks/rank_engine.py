@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from training.model.weights import gather_weights
 from training.ppo.engine.base import Watch
 from training.ppo.engine.batch import Batch, Sample
+from training.ppo.engine.state import worker_state
 from training.ppo.engine.update import PpoEngine
 from training.ppo.ranks.shares import plan
 from training.ppo.verl.patches import MICRO_BATCHES, sum_metrics, take_planned_micro_batches
@@ -116,8 +117,6 @@ class RankEngine(PpoEngine):
     def save(self, folder: Path) -> None:
         """Gather the state; the first rank writes it, in the format of one rank."""
         import torch.distributed as dist
-
-        from training.ppo.engine.state import worker_state
 
         if dist.get_rank() == 0:
             super().save(folder)

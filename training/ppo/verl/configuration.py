@@ -1,14 +1,13 @@
 """Makes VeRL 0.9.1's configuration from our PPO settings, and checks the values that are passed through.
 
 `ppo.verl` holds further VeRL keys by part: actor, critic, engine, optim, model, algorithm and trainer. A key is
-accepted if it has an effect in one process with one device. One that a `ppo` key sets is refused, so every value has
-one place.
+accepted if it has an effect in one process with one device, and token records still show the loss: not `policy_loss`.
+One that a `ppo` key sets is refused, so every value has one place.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +19,7 @@ if TYPE_CHECKING:
     from verl.workers.config import ActorConfig, CriticConfig, FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
 
 PASSED: dict[str, frozenset[str]] = {
-    "actor": frozenset(
-        {
-            *DEFAULTS["actor"],
-            *("policy_loss", "clip_ratio_c", "loss_scale_factor", "tau_pos", "tau_neg", "shuffle", "calculate_entropy"),
-        }
-    ),
+    "actor": frozenset({*DEFAULTS["actor"], "shuffle", "calculate_entropy"}),
     "critic": frozenset(
         {*DEFAULTS["critic"], "ppo_epochs", "ppo_mini_batch_size", "shuffle", "loss_agg_mode", "loss_scale_factor"}
     ),
@@ -40,8 +34,7 @@ PASSED: dict[str, frozenset[str]] = {
     "optim": frozenset(
         {
             *(*DEFAULTS["optim"], "optimizer", "optimizer_impl", "override_optimizer_config", "weight_decay", "betas"),
-            *("lr_scheduler_type", "lr_warmup_steps", "lr_warmup_steps_ratio", "min_lr_ratio", "num_cycles"),
-            "zero_indexed_step",
+            *("lr_scheduler_type", "lr_warmup_steps_ratio", "min_lr_ratio", "num_cycles", "zero_indexed_step"),
         }
     ),
     "model": frozenset(
@@ -51,9 +44,9 @@ PASSED: dict[str, frozenset[str]] = {
         }
     ),
     "trainer": frozenset(DEFAULTS["trainer"]),
-    "algorithm": frozenset({*DEFAULTS["algorithm"], "use_kl_in_reward", "kl_penalty", "kl_ctrl"}),
+    "algorithm": frozenset({*DEFAULTS["algorithm"], "use_kl_in_reward"}),
 }
-"""Keys of VeRL's classes that take effect here, by part."""
+"""Keys of VeRL's classes that can be set, by part."""
 
 OURS: dict[str, dict[str, str]] = {
     "actor": {
@@ -90,23 +83,18 @@ def check_verl(verl: Mapping[str, Any], phase: str = "ppo") -> None:
     """Check the names in the phase's `verl` without importing VeRL. Values are checked when the engine is built.
 
     Raises:
-        ConfigError: A part or a key is unknown, has no effect here, or is set by one of our keys.
+        ConfigError: A part or a key is unknown, cannot be set here, or is set by one of our keys.
     """
     for part, values in verl.items():
         if part not in PASSED:
-            raise ConfigError(
-                f"{phase}.verl has no part {part!r}{_closest(part, PASSED)}: the parts are {_listed(PASSED)}"
-            )
+            raise ConfigError(f"{phase}.verl has no part {part!r}{_choices(part, PASSED)}")
         if not isinstance(values, Mapping):
             raise ConfigError(f"{phase}.verl.{part} is {values!r}: it must be a mapping of VeRL's keys")
         for key in values:
             if ours := OURS[part].get(key):
                 raise ConfigError(f"{phase}.verl.{part}.{key} is set by {phase}.{ours}: set that and leave this out")
             if key not in PASSED[part]:
-                raise ConfigError(
-                    f"{phase}.verl.{part}.{key} is unknown or has no effect here{_closest(key, PASSED[part])}: "
-                    f"the keys are {_listed(PASSED[part])}"
-                )
+                raise ConfigError(f"{phase}.verl.{part}.{key} cannot be set here{_choices(key, PASSED[part])}")
 
 
 def make_config(config: PpoSettings, total_steps: int, phase: str) -> VerlConfig:
@@ -137,7 +125,10 @@ def make_config(config: PpoSettings, total_steps: int, phase: str) -> VerlConfig
         "reshard_after_forward": sharded,
     }
     algorithm = {"adv_estimator": config.adv_estimator, **values.algorithm.model_dump()}
-    build = partial(_build, config, phase)
+
+    def build(kind: type[Any], part: str, base: Mapping[str, Any]) -> Any:
+        return _made(kind, {**base, **config.verl.get(part, {})}, f"{phase}.verl.{part}")
+
     return VerlConfig(
         actor=build(ActorConfig, "actor", {**shared, "shuffle": True, **actor}),
         critic=build(CriticConfig, "critic", {**shared, **critic}),
@@ -176,17 +167,13 @@ def model_config(folder: Path, config: PpoSettings, *, attention: str, lora: boo
     return _made(HFModelConfig, {**base, **passed}, f"{phase}.verl.model")
 
 
-def _build(config: PpoSettings, phase: str, kind: type[Any], part: str, base: Mapping[str, Any]) -> Any:
-    return _made(kind, {**base, **config.verl.get(part, {})}, f"{phase}.verl.{part}")
-
-
 def _made(kind: type[Any], values: Mapping[str, Any], where: str) -> Any:
     """Make an object of VeRL's configuration class. Nested mappings become the classes of their fields."""
     fields = {field.name: field for field in dataclasses.fields(kind)}
     arguments: dict[str, Any] = {}
     for key, value in values.items():
         if key not in fields:
-            raise ConfigError(f"{where}.{key} is unknown{_closest(key, fields)}: the keys are {_listed(fields)}")
+            raise ConfigError(f"{where}.{key} is unknown{_choices(key, fields)}")
         factory = fields[key].default_factory
         if isinstance(value, Mapping) and isinstance(factory, type) and dataclasses.is_dataclass(factory):
             value = _made(factory, value, f"{where}.{key}")
@@ -197,10 +184,7 @@ def _made(kind: type[Any], values: Mapping[str, Any], where: str) -> Any:
         raise ConfigError(f"{where}: VeRL refuses it ({type(error).__name__}: {error})") from error
 
 
-def _closest(name: str, names: Any) -> str:
+def _choices(name: str, names: Iterable[str]) -> str:
+    """Ends the message about an unknown name."""
     hint = suggestion(name, names)
-    return f" ({hint})" if hint else ""
-
-
-def _listed(names: Any) -> str:
-    return ", ".join(sorted(names))
+    return f"{hint and f' ({hint})'}: there are {', '.join(sorted(names))}"

@@ -28,6 +28,7 @@ class _ActorValues(_Values):
     use_kl_loss: bool = False
     kl_loss_coef: float = Field(default=0.001, ge=0, le=1000)
     kl_loss_type: Literal["kl", "abs", "mse", "low_var_kl"] = "low_var_kl"
+    clip_ratio_c: float = Field(default=3.0, gt=1, le=1e9)
     loss_agg_mode: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"] = "token-mean"
 
 
@@ -37,12 +38,22 @@ class _CriticValues(_Values):
 
 class _OptimValues(_Values):
     clip_grad: float = Field(default=1.0, gt=0, le=1e9)
+    lr_warmup_steps: int = Field(default=-1, ge=-1, le=1_000_000)
+
+
+class _KlControl(_Values):
+    type: Literal["fixed", "adaptive"] = "fixed"
+    kl_coef: float = Field(default=0.001, ge=0, le=1000)
+    horizon: int = Field(default=10_000, ge=1, le=1_000_000_000)
+    target_kl: float = Field(default=0.1, gt=0, le=1000)
 
 
 class _AlgorithmValues(_Values):
     gamma: float = Field(default=1.0, gt=0, le=1)
     lam: float = Field(default=0.95, ge=0, le=1)
     norm_adv_by_std_in_grpo: bool = True
+    kl_penalty: Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"] = "kl"
+    kl_ctrl: _KlControl = _KlControl()
 
 
 class _TrainerValues(_Values):
@@ -66,16 +77,12 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = VerlValues().model_dump()
 
 
 class PpoSettings(BranchSettings):
-    """Online learning through VeRL; keys named as in VeRL mean what they mean there."""
+    """Online learning through VeRL; keys named as in VeRL mean what they mean there, but for `critic_warmup`."""
 
     adv_estimator: Literal["gae", "grpo", "rloo", "reinforce_plus_plus"] = Field(
         default="grpo", description="VeRL's advantage estimator; gae trains a critic beside the actor"
     )
-    reward: dict[str, float] = Field(
-        default={},
-        description="weights of the parts that its roles earn; empty: the whole reward; on the command line, parts of "
-        "a file or a resumed run that are not named stay, and 0 leaves one out",
-    )
+    reward: dict[str, float] = Field(default={}, description=BranchSettings.model_fields["reward"].description)
     start: str | None = Field(
         default=None, min_length=1, description="slot whose live weights it begins with; its own slot's without it"
     )
@@ -121,7 +128,7 @@ class PpoSettings(BranchSettings):
         default=1e-3, gt=0, le=10, description="gae: learning rate of the critic"
     )
     critic_warmup: Annotated[int, OF_CRITIC] = Field(
-        default=1, ge=0, le=1_000_000, description="gae: first steps that train the critic only"
+        default=1, ge=0, le=1_000_000, description="gae: first steps that train the critic only; in VeRL one fewer"
     )
     lora_rank: int = Field(
         default=0, ge=0, le=4096, description="rank of LoRA adapters, merged when saved; 0 trains all weights"

@@ -54,13 +54,13 @@ def lines_from(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Rows of a W&B history as lines of metrics.jsonl, in the order of their rows."""
     lines: list[dict[str, Any]] = []
     last: dict[str, int] = {}
-    for row in sorted(rows, key=lambda row: row["_step"]):
-        phase = _phase(row)
-        if phase is None:
-            continue
+    ordered = [(phase, row) for row in sorted(rows, key=lambda row: row["_step"]) if (phase := _phase(row)) is not None]
+    ends = {phase: place for place, (phase, _) in enumerate(ordered)}
+    for place, (phase, row) in enumerate(ordered):
         step = row[step_key(phase)]
-        # The line about a whole phase is drawn at the phase's last step.
-        whole = phase in WITHOUT_STEPS or phase.startswith(f"{GATE}-") or last.get(phase) == step
+        # The line about a whole phase is its last one, drawn at its last step. Others repeat a step of a resumed run.
+        ending = last.get(phase) == step and ends[phase] == place
+        whole = phase in WITHOUT_STEPS or phase.startswith(f"{GATE}-") or ending
         last[phase] = step
         time = datetime.fromtimestamp(row["_timestamp"], UTC).isoformat()
         lines.append({"time": time, "phase": phase, "step": None if whole else step, **_values(row, phase)})

@@ -5,9 +5,9 @@ exit it waits for the service without a limit. So the service is started here, a
 """
 
 import os
-import tempfile
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from chimera.config.loader import effective
@@ -48,7 +48,8 @@ class WandbService(Program):
         from wandb.util import get_core_path
 
         self._teardown = wandb.teardown
-        self._port = Path(tempfile.mkdtemp(prefix="wandb-"), "port")
+        self._port_folder = TemporaryDirectory(prefix="wandb-", ignore_cleanup_errors=True)
+        self._port = Path(self._port_folder.name, "port")
         command = [get_core_path(), "--no-observability", "--pid", str(os.getpid()), "--port-filename", str(self._port)]
         environment = child_environment("WANDB_*", network=True)
         super().__init__("W&B", command, run.path / "logs" / "wandb.log", environment)
@@ -61,7 +62,8 @@ class WandbService(Program):
         from wandb.sdk.lib.service.service_process import ServiceProcess
 
         setup = wandb_setup.singleton()
-        token = poll_for_token(self._port, self._process, timeout=setup.settings.x_service_wait)
+        with self._port_folder:
+            token = poll_for_token(self._port, self._process, timeout=setup.settings.x_service_wait)
         client = token.connect(asyncer=setup.asyncer)
         itself = ServiceProcess(connection_token=token, process=self._process)
         setup._connection = ServiceConnection(setup.asyncer, client, itself)  # pyright: ignore[reportPrivateUsage]

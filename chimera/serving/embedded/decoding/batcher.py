@@ -267,13 +267,13 @@ class Lane:
     def _sampling_settings(self, jobs: list[DecodingJob]) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         """Temperature, top-p, top-k and min-p of each job; None for one that no job uses."""
         if self._settings is None:
-            tensor = partial(torch.tensor, device=self.engine.device)
+            tensor, vocab = partial(torch.tensor, device=self.engine.device), self.engine.shape.vocab
             top_p, min_p = [job.top_p for job in jobs], [job.min_p for job in jobs]
-            top_k = [job.top_k if job.top_k > 0 else self.engine.shape.vocab for job in jobs]
+            top_k = [min(job.top_k, vocab) if job.top_k > 0 else vocab for job in jobs]
             self._settings = (
                 tensor([job.temperature for job in jobs]),
                 tensor(top_p) if min(top_p) < 1 else None,
-                tensor(top_k) if min(top_k) < self.engine.shape.vocab else None,
+                tensor(top_k) if min(top_k) < vocab else None,
                 tensor(min_p) if max(min_p) > 0 else None,
             )
         return self._settings
@@ -331,11 +331,8 @@ class Lane:
             if job.finish == "error" or job.finish is None:
                 assert job.matcher is not None
                 reason = job.matcher.get_error().partition("\n")[0]
-                job.done.set_exception(
-                    BadRequest(
-                        f"the JSON schemas of this request cannot constrain decoding, use simpler ones: {reason}"
-                    )
-                )
+                text = f"the JSON schemas of this request cannot constrain decoding, use simpler ones: {reason}"
+                job.done.set_exception(BadRequest(text))
             else:
                 text = job.text.decode("utf-8", "replace")
                 job.done.set_result(FinishedJob(job.tokens, text, job.finish, job.scores, job.reused))

@@ -9,6 +9,9 @@ distribution. So a seeded request's choices do not depend on what else is in the
 import torch
 from torch import Tensor
 
+TINY = 1e-6
+"""Temperatures below are greedy and shares of top-p never smaller: float32 would have no number for what follows."""
+
 
 def choose(
     logits: Tensor,
@@ -27,7 +30,7 @@ def choose(
 
     Args:
         logits: (B, V).
-        temperature: (B,); 0 means greedy.
+        temperature: (B,); 0, or less than `TINY`, means greedy.
         top_p: (B,), or None if it is 1 for all rows.
         uniform: (B,) float64 in [0, 1).
         allowed: (B, V) bool, False for tokens that the row's grammar forbids; None if no row has a grammar.
@@ -36,7 +39,7 @@ def choose(
     """
     if allowed is not None:
         logits = logits.masked_fill(~allowed, float("-inf"))
-    greedy = temperature == 0
+    greedy = temperature < TINY
     best = logits.argmax(-1)
     all_greedy = bool(greedy.all())
     if all_greedy and not want_log_probs:
@@ -71,7 +74,7 @@ def nucleus(probabilities: Tensor, top_p: Tensor | None, top_k: Tensor | None = 
         ordered = ordered.where(torch.arange(ordered.shape[-1], device=ordered.device) < top_k[:, None], 0.0)
     if top_p is not None:
         mass_before = ordered.cumsum(-1) - ordered
-        ordered = ordered.where(mass_before < top_p[:, None] * ordered.sum(-1, keepdim=True), 0.0)
+        ordered = ordered.where(mass_before < top_p[:, None].clamp(TINY) * ordered.sum(-1, keepdim=True), 0.0)
     return torch.zeros_like(probabilities).scatter_(1, order, ordered)
 
 

@@ -247,7 +247,7 @@ def test_the_bundled_model_comes_out_as_it_went_in(engine, tmp_path):
 
 
 def test_an_export_that_fails_leaves_the_old_model(engine, serving_model, tmp_path, monkeypatch):
-    one = engine()
+    one, states = engine(adv_estimator="gae", critic_warmup=0), []
     one.export(tmp_path / "model")
     old = (tmp_path / "model" / "model.safetensors").read_bytes()
     trained(one, [0])
@@ -259,6 +259,10 @@ def test_an_export_that_fails_leaves_the_old_model(engine, serving_model, tmp_pa
     with refused(RunError, "model.safetensors", "No space left", "make room", "--resume"):
         one.export(tmp_path / "model")
     assert (tmp_path / "model" / "model.safetensors").read_bytes() == old
+    monkeypatch.setattr("training.ppo.engine.update.worker_state", lambda worker: states.append(worker) or {})
+    with refused(RunError, "actor.safetensors", "No space left"):
+        one.save(tmp_path / "checkpoint")
+    assert len(states) == 2  # Other ranks wait in each.
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
@@ -297,7 +301,7 @@ def test_samples_without_peers_are_an_error_with_the_phases_own_settings(engine)
     ("passed", "message"),
     [
         ({"optim": {"lr_scheduler_type": "linear"}}, "ppo.verl.optim"),
-        ({"actor": {"policy_loss": {"los_mode": "gspo"}}}, ("ppo.verl.actor.policy_loss.los_mode", "'loss_mode'")),
+        ({"algorithm": {"kl_ctrl": {"horizn": 9}}}, ("ppo.verl.algorithm.kl_ctrl.horizn", "'horizon'")),
     ],
 )
 def test_wrong_values_for_verl_are_errors(engine, passed, message):
@@ -313,7 +317,6 @@ def test_what_is_passed_through_takes_effect(engine, tmp_path):
     trained(plain, [0])
     usual = exported(plain, tmp_path / "usual")
     changes = [
-        {"actor": {"policy_loss": {"loss_mode": "gspo"}}},
         {"actor": {"shuffle": False}},
         {"optim": {"weight_decay": 0.3}},
         {"optim": {"optimizer": "SGD", "override_optimizer_config": {"momentum": 0.5}}},

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from engine_kit import chosen, exported, hugging_face, log_softmax, ppo_settings, some_samples, untimed
+from engine_kit import apart, chosen, exported, hugging_face, log_softmax, ppo_settings, some_samples, untimed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -273,6 +273,15 @@ def test_answers_to_one_prompt_learn_as_if_each_were_computed_alone(
     assert computed[0] < (0.7 if budget > 90 else 1.0) * computed[1]
     assert untimed(with_tree[1]) == pytest.approx(untimed(alone[1]), rel=1e-3, abs=1e-5)
     assert all(np.allclose(weights[name], others[name], atol=2e-5) for name in others)
+
+
+def test_the_budget_of_tokens_changes_no_mini_batch(engine, tmp_path):
+    samples, weights = branches(5, prompts=4, peers=3), []
+    for budget in (90, 10_000):
+        one = engine(ppo_max_token_len_per_gpu=budget)
+        one.update(samples, 1)
+        weights.append(exported(one, tmp_path / str(budget)))
+    assert apart(*weights) < 2e-5
 
 
 @pytest.mark.parametrize("shared", [True, False])

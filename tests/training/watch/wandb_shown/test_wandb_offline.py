@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import re
+import tempfile
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +28,9 @@ def offline(tmp_path_factory):
     config = config_for(folder)
     with pytest.MonkeyPatch.context() as patch, Run.create("shown", config) as run:
         patch.setattr("training.watch.wandb.feed.PROTOCOL_ROWS", 2)
+        patch.setattr("tempfile.tempdir", str(tmp_path_factory.mktemp("temporary")))
         mirrored(run, config, {}, notes)
+        assert not list(Path(tempfile.gettempdir()).glob("wandb-*/port"))
     (file,) = offline_files(run)
     return SimpleNamespace(run=run, config=config, notes=notes, data=read_offline(file))
 
