@@ -59,7 +59,7 @@ def equals(p: float | None) -> str:
 
 
 def slug(name: str) -> str:
-    """`name` as an HTML anchor that no other name has; an unusual character stands in it by its number."""
+    """`name` as an HTML anchor: `:` becomes `-`, another unusual character its number, so that labels stay apart."""
     return re.sub(r"[^A-Za-z0-9_.-]", lambda match: f"~{ord(match[0]):x}~", name.replace(":", "-"))
 
 
